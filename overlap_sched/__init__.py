@@ -12,13 +12,15 @@ problems are read, scheduled and judged without it.
 """
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from overlap_sched.options import Options, close_to
 from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Problem, Storage
 from overlap_sched.problem.file import read_problem, write_problem
-from overlap_sched.scheduler.driver import Figures, Schedule, schedule
-from overlap_sched.scheduler.explain import Decision
+
+if TYPE_CHECKING:
+    from overlap_sched.scheduler.driver import Figures, Schedule, schedule
+    from overlap_sched.scheduler.explain import Decision
 
 __version__ = "0.2.0"
 
@@ -39,18 +41,24 @@ __all__ = [
 ]
 
 _LAZY = {
-    **dict.fromkeys(
-        ("ProfileCost", "declare_operator", "lift", "pinned", "reorder", "schedule_graph"), "overlap_sched.fx"
-    ),
-    **dict.fromkeys(("backend", "enable", "enabled", "disable", "inductor_options"), "overlap_sched.inductor"),
-    **dict.fromkeys(("clear_reports", "partitions", "reports"), "overlap_sched.inductor"),
-    **dict.fromkeys(("ShardedModule", "shard"), "overlap_sched.sharding"),
-    "load_dump": "overlap_sched.dump",
+    name: f"overlap_sched.{module}"
+    for module, names in {
+        "scheduler.driver": ("Figures", "Schedule", "schedule"),
+        "scheduler.explain": ("Decision",),
+        "fx": ("ProfileCost", "declare_operator", "lift", "pinned", "reorder", "schedule_graph"),
+        "inductor": (
+            *("backend", "enable", "enabled", "disable", "inductor_options"),
+            *("clear_reports", "partitions", "reports"),
+        ),
+        "sharding": ("ShardedModule", "shard"),
+        "dump": ("load_dump",),
+    }.items()
+    for name in names
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs torch, and packages of this one, when they are first asked for."""
+    """Import what is large, or needs torch, when it is first asked for; packages of this one, too."""
     if name in _LAZY:
         return getattr(import_module(_LAZY[name]), name)
     module = f"{__name__}.{name}"

@@ -129,13 +129,9 @@ class Options:
             OptionsError: There is one.
         """
         for name in given:
-            if name in GONE:
-                raise OptionsError(f"{name} is no option any more: {GONE[name]}")
-            if name not in cls.__dataclass_fields__:
-                if name in _HOW:
-                    raise OptionsError(f"{name} is not one of the options. Write enable(Options(...), {name}=...).")
-                near, known = close_to(name, cls.__dataclass_fields__), ", ".join(cls.__dataclass_fields__)
-                raise OptionsError(f"there is no option {name!r}.{near} The options are {known}.")
+            if name in _HOW and name not in cls.__dataclass_fields__:
+                raise OptionsError(f"{name} is not one of the options. Write enable(Options(...), {name}=...).")
+        check_names("Options", "", given, cls.__dataclass_fields__)
         return super().__new__(cls)
 
     def items(self) -> NoReturn:
@@ -266,7 +262,8 @@ def check_names(call: str, first: str, given: Mapping[str, Any], known: Collecti
             )
         if name not in known:
             near = close_to(name, [*known, *Options.__dataclass_fields__])
-            raise OptionsError(f"{call}() takes no {name}.{near} It takes {', '.join(known)}, and Options.")
+            also = "" if call == "Options" else ", and Options"
+            raise OptionsError(f"{call}() takes no {name}.{near} It takes {', '.join(known)}{also}.")
 
 
 def close_to(name: str, known: Collection[str]) -> str:

@@ -4,7 +4,6 @@
 Everything comes from files in this repository; nothing needs torch or a GPU. About a minute::
 
     python scripts/gallery.py                   # writes docs/gallery.md
-    python scripts/gallery.py --html FOLDER     # also each job's page, which is not committed
     python scripts/gallery.py --pictures        # also a picture of each page: docs/gallery-*.png
 
 Pictures need playwright (without its own browsers) and a Chromium (Debian: chromium).
@@ -118,20 +117,18 @@ JOBS = (
 def main() -> None:
     """Run everything, then write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--html", metavar="FOLDER", type=Path, help="also write each job's page")
     parser.add_argument("--pictures", action="store_true", help="also draw a picture of each page")
     options = parser.parse_args()
     chapters = [_chapter(job) for job in JOBS]
-    (ROOT / "docs" / "gallery.md").write_text("\n".join([_HEAD, *chapters, _foot()]), encoding="utf-8")
-    if options.html is None and not options.pictures:
-        return
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = options.html.resolve() if options.html else Path(scratch)
-        for job in JOBS:
-            out = folder / f"{job.name}.html"
-            _run([*shlex.split(job.page.format(problem=job.problem)), "--html", str(out)])
-        if options.pictures:
-            draw(folder)
+    foot = f'*`python scripts/gallery.py`, {date.today()}, Python {platform.python_version()}. Only "Scheduled in" '
+    foot += "depends on the machine.*\n"
+    (ROOT / "docs" / "gallery.md").write_text("\n".join([_HEAD, *chapters, foot]), encoding="utf-8")
+    if options.pictures:
+        with tempfile.TemporaryDirectory() as folder:
+            for job in JOBS:
+                out = f"{folder}/{job.name}.html"
+                _run([*shlex.split(job.page.format(problem=job.problem)), "--html", out])
+            draw(Path(folder))
 
 
 def draw(folder: Path) -> None:
@@ -146,14 +143,9 @@ def draw(folder: Path) -> None:
             tab.goto((folder / f"{job.name}.html").as_uri())
             tab.wait_for_selector("html[data-ready=true]", state="attached")
             tab.add_style_tag(content="#help, #controls, #selected { display: none }")
-            tab.locator(job.shown).screenshot(path=ROOT / "docs" / _picture(job))
+            tab.locator(job.shown).screenshot(path=ROOT / "docs" / f"gallery-{job.name}.png")
             tab.close()
         browser.close()
-
-
-def _picture(job: Job) -> str:
-    """The file's name."""
-    return f"gallery-{job.name}.png"
 
 
 _HEAD = """# Gallery
@@ -163,19 +155,12 @@ scripts/gallery.py --pictures` makes this page.
 """
 
 
-def _foot() -> str:
-    return (
-        f'*`python scripts/gallery.py`, {date.today()}, Python {platform.python_version()}. Only "Scheduled in" '
-        "depends on the machine.*\n"
-    )
-
-
 def _chapter(job: Job) -> str:
     parts = [f"## {job.title}\n", f"{textwrap.fill(job.text, WIDTH)}\n"]
     for command in job.commands:
         words = command.format(problem=job.problem)
         parts += [f"```sh\noverlap-sched {words}\n```\n", f"```text printed\n{_run(shlex.split(words))}\n```\n"]
-    parts += [f"![{job.title}]({_picture(job)})\n", f"*{job.caption} Simulated.*\n"]
+    parts += [f"![{job.title}](gallery-{job.name}.png)\n", f"*{job.caption} Simulated.*\n"]
     parts += [f"The page: `overlap-sched {job.page.format(problem=job.problem)} --html {job.name}.html`.\n"]
     return "\n".join(parts)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import overlap_sched
-from overlap_sched.cli.command import DEMO
+from overlap_sched.cli.plan import DEMO
 
 ROOT = Path(__file__).parents[1]
 

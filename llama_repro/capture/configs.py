@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from overlap_sched.errors import OptionsError
 
@@ -24,6 +24,10 @@ class LlamaConfig:
         tp: Ranks of tensor parallelism (1: none). The world has ``fsdp * tp`` ranks.
         cp: Of the ``fsdp`` ranks, how many share a sequence (context parallelism; 1: none). ``sequence`` is then what
             one of them has. For times and sizes only: the causal mask is the first rank's on all of them.
+        recompute: What backward computes again: ``"selective"`` is torchtitan's, by operator; ``"full"``: all of a
+            layer; ``"none"``: only what lies between matrix products.
+        bf16_parameters: Whether shards are in bf16, not in fp32; gradients are reduced in fp32 anyway.
+        plain_loss: Whether the loss is cross entropy of all logits in fp32, gathered over tensor-parallel ranks.
     """
 
     name: str
@@ -38,6 +42,9 @@ class LlamaConfig:
     fsdp: int
     tp: int = 1
     cp: int = 1
+    recompute: Literal["selective", "full", "none"] = "selective"
+    bf16_parameters: bool = False
+    plain_loss: bool = False
 
     @property
     def world(self) -> int:

@@ -181,4 +181,7 @@ def llama_loss(config: LlamaConfig, weights: Weights, tokens: Tensor, labels: Te
         x = x + attention(x, weights, layer, rotation, config)
         x = x + feed_forward(x, weights, layer)
     x = enter_block(rms_norm(x, weights["norm"]), weights.mesh.tp)
+    if config.plain_loss:
+        logits = enter_block(functional.linear(weights["head"], x.flatten(0, 1)), weights.mesh.tp)
+        return functional.cross_entropy(logits.t().float(), labels.flatten())
     return LinearCrossEntropy.apply(x.flatten(0, 1), weights["head"], labels.flatten(), weights.mesh.tp)

@@ -93,7 +93,7 @@ def all_reduce(x: Tensor, ranks: Ranks | None, op: str = "sum") -> Tensor:
 
 
 class GatherWeight(torch.autograd.Function):
-    """fp32 shard in, full weight of another type out; the gradient is reduced in the shard's type.
+    """Shard in, full weight of another type out; the gradient is reduced in fp32, and has the shard's type.
 
     ``op`` is how it is reduced. ``partial`` names the tensor-parallel ranks that hold parts of the gradient of a weight
     that they share.
@@ -110,8 +110,8 @@ class GatherWeight(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
         """Reduce and scatter."""
-        gradient = all_reduce(gradients[0].to(ctx.dtype), ctx.partial)
-        return reduce_scatter(gradient, ctx.ranks, ctx.op), None, None, None, None
+        gradient = all_reduce(gradients[0].float(), ctx.partial)
+        return reduce_scatter(gradient, ctx.ranks, ctx.op).to(ctx.dtype), None, None, None, None
 
 
 class EnterBlock(torch.autograd.Function):

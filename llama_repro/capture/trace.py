@@ -26,6 +26,7 @@ from llama_repro.capture.simplify import simplify
 
 _ATEN = torch.ops.aten
 _FLASH = _ATEN._scaled_dot_product_flash_attention.default
+_WAIT = torch.ops._c10d_functional.wait_tensor.default
 _GPU = torch.device("cuda", 0)
 
 
@@ -68,7 +69,9 @@ def trace_joint(config: LlamaConfig, mesh: Mesh) -> fx.GraphModule:
     names = [weight.name for weight in weights]
     shared = frozenset(weight.name for weight in weights if weight.shared)
     with FakeTensorMode():
-        shards = [torch.empty(w.shape[0] // config.fsdp, *w.shape[1:], requires_grad=True) for w in weights]
+        dtype = torch.bfloat16 if config.bf16_parameters else torch.float32
+        sizes = [(w.shape[0] // config.fsdp, *w.shape[1:]) for w in weights]
+        shards = [torch.empty(size, dtype=dtype, requires_grad=True) for size in sizes]
         tokens = torch.empty(config.sequence // config.tp, config.batch, dtype=torch.int64)
         labels = torch.empty(config.sequence, config.batch, dtype=torch.int64)
         rotation = torch.empty(config.sequence, config.head_dim // 2, dtype=torch.complex64)
@@ -89,13 +92,14 @@ def saved_nodes(graph: fx.Graph, config: LlamaConfig) -> set[fx.Node]:
 
     Saved: the input of each layer, the outputs of attention, every second matrix product of a layer (wq, wv, w1, w2),
     the results of the tensor-parallel reductions, and the gradient of the logits. All else is recomputed, gathers
-    included.
+    included. With full recomputation, only layers' inputs and the gradient of the logits; with none, all products.
     """
     tokens = config.sequence * config.batch
     residual = (config.sequence // config.tp, config.batch, config.hidden)
     logits = (tokens, config.vocabulary // config.tp)
     products = graph.find_nodes(op="call_function", target=_ATEN.mm.default)[: config.layers * len(MATRICES)]
-    saved = {mm for i, mm in enumerate(products) if i % len(MATRICES) % 2 == 0}
+    every = {"selective": 2, "none": 1}.get(config.recompute, 0)
+    saved = {mm for i, mm in enumerate(products) if every and i % len(MATRICES) % every == 0}
     sums = 0
     for node in graph.nodes:
         target = node.target
@@ -104,9 +108,13 @@ def saved_nodes(graph: fx.Graph, config: LlamaConfig) -> set[fx.Node]:
             if sums % 2 == 0:
                 saved.add(node)
         elif (
-            (target is operator.getitem and node.args[0].target is _FLASH)
+            (every and target is operator.getitem and node.args[0].target is _FLASH)
             or target is _ATEN.embedding.default
-            or (target is torch.ops._c10d_functional.wait_tensor.default and _is(node, residual, torch.bfloat16))
+            or (
+                every
+                and target is torch.ops._c10d_functional.wait_tensor.default
+                and _is(node, residual, torch.bfloat16)
+            )
             or (target is torch.ops.prims.convert_element_type.default and _is(node, logits, torch.bfloat16))
         ):
             saved.add(node)

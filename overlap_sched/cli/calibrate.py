@@ -1,17 +1,15 @@
 """``overlap-sched calibrate``: its options, and what it does. Measuring needs torch and processes by torchrun."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import date
 from itertools import product, starmap
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING
 
-from overlap_sched.cli.flags import Flag, whole_number
-from overlap_sched.cli.input import Input, is_dump, load, torch_for
+from overlap_sched.cli.arguments import CalibrateCommand, Input
+from overlap_sched.cli.input import Printed, is_dump, load, torch_for
 from overlap_sched.cost.cluster import cluster_from_tables, cluster_text
 from overlap_sched.cost.table import KINDS
 from overlap_sched.errors import DumpGroupError
-from overlap_sched.problem.sizes import size_bytes
 from overlap_sched.report.files import write_file
 from overlap_sched.report.words.graph import calibration_text
 
@@ -25,41 +23,7 @@ _LARGEST = {"cpu": 2**26, "cuda": 2**30}
 _SMALLEST = 2**12
 
 
-def _group(text: str) -> tuple[int, int]:
-    """``8`` or ``8/4``."""
-    size, _, stride = text.partition("/")
-    return whole_number(size, 1, 2**31 - 1), whole_number(stride if "/" in text else "1", 1, 2**31 - 1)
-
-
-def _sizes(text: str) -> tuple[int, int]:
-    """``4KiB..64MiB``."""
-    smallest, largest = (size_bytes(part.replace("%", "?"), 0) or 0 for part in text.split(".."))
-    if not 0 < smallest <= largest:
-        raise ValueError(text)
-    return smallest, largest
-
-
-@dataclass(frozen=True, kw_only=True)
-class CalibrateCommand:
-    """Measure machines."""
-
-    out: Annotated[str, Flag(file="out")]
-    """CLUSTER.toml: the cluster file that is written"""
-    graph: Annotated[tuple[str, ...], Flag(file="in")] = ()
-    """PROBLEM_OR_DUMP: measure the matrix products and the attention of this dump, and the collectives of this dump or
-    problem file whose groups fit, instead of a grid of shapes; can be repeated"""
-    group: Annotated[tuple[tuple[int, int], ...], Flag(_group, "SIZE or SIZE/STRIDE: write 8, or 4/8")] = ()
-    """SIZE[/STRIDE]: measure collectives in groups of SIZE ranks that are STRIDE apart (default stride: 1); can be
-    repeated (default: all ranks, those of each machine, one of each machine)"""
-    bytes: Annotated[tuple[int, int] | None, Flag(_sizes, "FROM..TO: write 4KiB..64MiB")] = None
-    """FROM..TO: sizes of collectives, in steps of 4 (default: 4KiB..64MiB on a CPU, 4KiB..1GiB on GPUs)"""
-    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
-    """of the grid's matrix products"""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """what is measured (default: a GPU for each process with NCCL, else the CPU with gloo)"""
-
-
-def run_calibrate(command: CalibrateCommand, tell: Callable[[str], object]) -> tuple[str | tuple[str], int]:
+def run_calibrate(command: CalibrateCommand, tell: Callable[[str], object]) -> Printed:
     """Measure; what to print, on rank 0: the others print nothing (``""``)."""
     with torch_for("calibrate needs torch: pip install 'overlap_sched[torch]' ."):
         import torch

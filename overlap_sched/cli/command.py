@@ -1,28 +1,24 @@
 """The command ``overlap-sched``: which commands there are, how one is run, and what becomes of its errors.
 
-Each command is a module with a dataclass of its arguments (:mod:`overlap_sched.cli.flags`), which refuses what cannot
-be before anything is read, and a function that runs it. Whatever is wrong is an :class:`OverlapSchedError`: one line on
+Each command is a dataclass of its arguments (:mod:`overlap_sched.cli.arguments`) and a function that runs it, in a
+module that is imported once the arguments are read. Whatever is wrong is an :class:`OverlapSchedError`: one line on
 standard error, and the exit code.
 """
 
 import argparse
 import os
-import platform
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 from overlap_sched import __version__
 from overlap_sched.cli.flags import EXIT_CODES, NO_DIFF, Parser, check_files, parse, parser_of
 from overlap_sched.errors import OverlapSchedError, OverlapSchedWarning, VerificationError
 
-DEMO = Path(__file__).parent / "shipped/demo.json.gz"
 COMMANDS = {
     "plan": "find an order; print step, exposed time and memory before and after",
     "fit": "recompute and offload so that a step fits into less memory, at the shortest step that is found",
@@ -42,8 +38,9 @@ GONE_COMMANDS = {
     "whatif": "ask `overlap-sched sweep GRAPH --vary network=0.25..4`",
 }
 """Commands that there were once, and what to do instead."""
-_MODULES = {"explain": "plan", "report": "plan"}
-FINE, FELL_BACK, BAD_INPUT, BUG, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 70, 130, 141
+_MODULES = dict.fromkeys(("explain", "report", "schema", "demo"), "plan")
+_ARGUMENTS = {"pipeline": "pipeline"}
+FELL_BACK, BAD_INPUT, BUG, INTERRUPTED, BROKEN_PIPE = 1, 2, 70, 130, 141
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -78,10 +75,12 @@ def _main(arguments: list[str]) -> int:
 
 
 def _versions() -> str:
+    from importlib import metadata
+
     torch = "without torch"
-    with suppress(PackageNotFoundError):
-        torch = f"torch {version('torch')}"
-    return f"overlap-sched {__version__} (Python {platform.python_version()}, {torch})"
+    with suppress(metadata.PackageNotFoundError):
+        torch = f"torch {metadata.version('torch')}"
+    return f"overlap-sched {__version__} (Python {sys.version.split()[0]}, {torch})"
 
 
 def _command_of(arguments: Sequence[str]) -> str:
@@ -95,7 +94,8 @@ def _command_of(arguments: Sequence[str]) -> str:
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=_versions(), help="print what is installed, and stop")
+    versions = _versions() if "--version" in arguments else ""  # which takes a while
+    parser.add_argument("--version", action="version", version=versions, help="print what is installed, and stop")
     parser.add_argument("command", choices=tuple(COMMANDS), metavar="COMMAND", help="COMMAND --help lists its options")
     if arguments and arguments[0] in GONE_COMMANDS:
         parser.error(f"{arguments[0]} is no command any more: {GONE_COMMANDS[arguments[0]]}.")
@@ -104,37 +104,19 @@ def _command_of(arguments: Sequence[str]) -> str:
 
 def command_parser(name: str) -> Parser:
     """Return the parser of one command's arguments."""
-    if name not in ("schema", "demo"):
-        return parser_of(_implementation(name)[0], name, COMMANDS[name])
-    parser = Parser(prog=f"overlap-sched {name}", description=COMMANDS[name])
-    if name == "schema":
-        from overlap_sched.report.answers import ANSWERS
-
-        parser.add_argument("of", choices=tuple(ANSWERS), metavar="COMMAND", help=f"one of {', '.join(ANSWERS)}")
-    return parser
+    return parser_of(_arguments_of(name), name, COMMANDS[name])
 
 
-def _implementation(name: str) -> tuple[type, Callable[..., tuple[Any, int]]]:
-    """The dataclass of a command's arguments, and what runs it: ``PlanCommand`` and ``run_plan`` in ``plan``."""
-    module = import_module(f"overlap_sched.cli.{_MODULES.get(name, name)}")
-    return getattr(module, f"{name.title()}Command"), getattr(module, f"run_{name}")
+def _arguments_of(name: str) -> Any:
+    """The dataclass of a command's arguments."""
+    return getattr(import_module(f"overlap_sched.cli.{_ARGUMENTS.get(name, 'arguments')}"), f"{name.title()}Command")
 
 
 def _run(name: str, arguments: Sequence[str]) -> int:
-    if name == "schema":
-        from overlap_sched.report.answers import schema_text
-
-        print(schema_text(command_parser(name).parse_args(arguments).of), flush=True)
-        return FINE
-    if name == "demo":
-        command_parser(name).parse_args(arguments)
-        done = _main(["plan", str(DEMO)])
-        print(f"\nOn a page: overlap-sched report {DEMO} --html demo.html")
-        print("Of a dump of your own: overlap-sched plan --help", flush=True)
-        return done
-    dataclass, run = _implementation(name)
-    asked: Any = parse(dataclass, name, COMMANDS[name], arguments)
+    """Run a command: all that it takes is imported here, once its arguments are read."""
+    asked = parse(_arguments_of(name), name, COMMANDS[name], arguments)
     check_files(asked)
+    run = getattr(import_module(f"overlap_sched.cli.{_MODULES.get(name, name)}"), f"run_{name}")
     from overlap_sched.report.progress import progress
     from overlap_sched.report.table import shown
 

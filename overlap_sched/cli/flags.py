@@ -11,11 +11,11 @@ import os
 import re
 import shlex
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
+from types import NoneType
+from typing import Annotated, Any, Literal, NamedTuple, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
 from overlap_sched.errors import OptionsError
 from overlap_sched.options import GONE, Options, RewriteKind, close_to
@@ -142,38 +142,46 @@ def in_flags(text: str) -> str:
     return text
 
 
+class _Field(NamedTuple):
+    """A field that is a flag, or an option that is one: where it stands, its type, default, text and flag."""
+
+    owner: type
+    name: str
+    hint: Any
+    default: Any
+    text: str
+    flag: Flag
+
+
+def _fields_of(command: type) -> Iterator[_Field]:
+    """Yield what may be given: the command's own first, then what it inherits."""
+    hints, defaults = get_type_hints(command, None, None, True), {of.name: of.default for of in fields(command)}
+    for owner in filter(is_dataclass, command.__mro__):
+        texts = _texts(owner)
+        for name in inspect.get_annotations(owner):
+            hint, flag = get_args(hints[name])[:2] if get_origin(hints[name]) is Annotated else (hints[name], Flag())
+            if hint is Options:
+                yield from (_Field(owner, *of, _FLAG_OF.get(of[0], Flag())) for of in _options_of(flag))
+            elif name in texts:
+                yield _Field(owner, name, hint, defaults[name], texts[name], flag)
+
+
 def parser_of(command: type, name: str, summary: str) -> Parser:
     """Return the parser of a command, from its dataclass."""
-    parser = Parser(
-        prog=f"overlap-sched {name}",
-        description=summary,
-        epilog=EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    exclusive: dict[str, Any] = {}
-    owners = [owner for owner in command.__mro__ if is_dataclass(owner)]
-    defaults = {field.name: field.default for field in fields(command)}
-    for owner in reversed(owners):
-        for field, (hint, flag) in _flags_of(owner, inherited=False):
-            if hint is not Options and flag.positional:
-                _add(parser, field, hint, defaults[field], _texts(owner)[field], flag)
-    for owner in owners:
-        section: Any = parser
-        if owner is not command:
-            section = parser.add_argument_group((owner.__doc__ or "").partition("\n")[0].rstrip(".").lower())
-        texts = _texts(owner)
-        for field, (hint, flag) in _flags_of(owner, inherited=False):
-            if hint is Options:
-                for option, (its, default, text) in _options_of(flag).items():
-                    _add(section, option, its, default, text, _FLAG_OF.get(option, Flag()))
-            elif field in texts and not flag.positional:
-                into = section
-                if flag.group:
-                    into = exclusive.get(flag.group) or section.add_mutually_exclusive_group(
-                        required=flag.group.endswith("!")
-                    )
-                    exclusive[flag.group] = into
-                _add(into, field, hint, defaults[field], texts[field], flag)
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = Parser(prog=f"overlap-sched {name}", description=summary, epilog=EXIT_CODES, formatter_class=raw)
+    groups: dict[Any, Any] = {command: parser}
+    given = list(_fields_of(command))
+    for field in reversed([one for one in given if one.flag.positional]):
+        _add(parser, field)
+    for field in given:
+        if field.owner not in groups:
+            title = (field.owner.__doc__ or "").partition("\n")[0].rstrip(".").lower()
+            groups[field.owner] = parser.add_argument_group(title)
+        if (group := field.flag.group) and group not in groups:
+            groups[group] = groups[field.owner].add_mutually_exclusive_group(required=group.endswith("!"))
+        if not field.flag.positional:
+            _add(groups[group or field.owner], field)
     return parser
 
 
@@ -184,21 +192,14 @@ def parse(command: type[Command], name: str, summary: str, arguments: Sequence[s
         for field, value in vars(parser_of(command, name, summary).parse_args(arguments)).items()
     }
     read["given"] = shlex.join(("overlap-sched", name, *arguments))
-    for field, (hint, flag) in _flags_of(command):
-        if hint is Options:
-            try:
-                read[field] = Options(**{option: read[option] for option in flag})
-            except OptionsError as error:
-                raise OptionsError(in_flags(str(error))) from None
-    return command(**{field.name: read[field.name] for field in fields(command) if field.name in read})  # type: ignore[arg-type]
-
-
-def _flags_of(command: type, *, inherited: bool = True) -> list[tuple[str, tuple[Any, Any]]]:
-    """Each field, its type, and what is beside that in ``Annotated``: a flag, or which options are flags."""
-    hints = get_type_hints(command, None, None, True)
-    names = [field.name for field in fields(command)] if inherited else inspect.get_annotations(command)
-    parts = ((name, hints[name]) for name in names)
-    return [(name, get_args(of)[:2] if get_origin(of) is Annotated else (of, Flag())) for name, of in parts]
+    known = {field.name for field in fields(command)}  # type: ignore[arg-type]
+    if "options" in known:
+        try:
+            given = Options.__dataclass_fields__.keys() - known
+            read["options"] = Options(**{name: value for name, value in read.items() if name in given})
+        except OptionsError as error:
+            raise OptionsError(in_flags(str(error))) from None
+    return command(**{field: value for field, value in read.items() if field in known})
 
 
 @cache
@@ -217,43 +218,46 @@ def _texts(owner: type) -> dict[str, str]:
 
 
 @cache
-def _options_of(names: tuple[str, ...]) -> dict[str, tuple[Any, Any, str]]:
-    """Type, default and first sentence of options."""
+def _options_of(names: tuple[str, ...]) -> list[tuple[str, Any, Any, str]]:
+    """Name, type, default and first sentence of options."""
     texts = dict(_ATTRIBUTE.findall(inspect.cleandoc(Options.__doc__ or "")))
     texts["rewrites"] = f"kinds of rewrites, joined by commas: {', '.join(_REWRITES)}"
-    hints, default, found = {**get_type_hints(Options), "rewrites": str}, Options(rewrites=()), {}
+    hints, default, found = {**get_type_hints(Options), "rewrites": str}, Options(rewrites=()), []
     for name in names:
         plain = re.sub(r" \(:mod:`.*?`\)", "", " ".join(texts[name].split()))
         plain = re.sub(r":\w+:`~?(?:[\w.]+\.)?(\w+)`|``(.*?)``", r"\1\2", plain)
-        found[name] = (hints[name], getattr(default, name), plain[0].lower() + plain[1:])
+        found.append((name, hints[name], getattr(default, name), plain[0].lower() + plain[1:]))
     return found
 
 
-def _add(section: Any, field: str, hint: Any, default: Any, text: str, flag: Flag) -> None:
+def _add(section: Any, field: _Field) -> None:
+    _, name, hint, default, text, flag = field
     metavar, told = _HELP.fullmatch(text).groups()  # type: ignore[union-attr]
-    of = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    kind = str if str in of else next(one for one in of if one is not NoneType)
+    kinds = (hint,) if get_origin(hint) is Literal else get_args(hint) or (hint,)
+    kind = str if str in kinds else next(one for one in kinds if one is not NoneType)
     if default not in (MISSING, None, False, (), "", 0) and "default" not in told:
         told += f" (default: {default})"
-    more: dict[str, Any] = {"help": told.replace("%", "%%")}
-    if flag.positional:
-        section.add_argument(field, nargs=None if default is MISSING else "?", metavar=metavar, **more)
-        return
-    more |= {"dest": field, "required": default is MISSING, "default": default}
+    more: dict[str, Any] = {"help": told.replace("%", "%%"), "metavar": metavar}
+    if not flag.positional:
+        more |= {"dest": name, "required": default is MISSING, "default": default}
+    elif default is not MISSING:
+        more["nargs"] = "?"
+    if get_origin(hint) is tuple:
+        more |= {"action": "extend", "nargs": "+"} if flag.many else {"action": "append"}
+        more["default"] = [] if default is MISSING else list(default)
     if kind is bool:
+        del more["metavar"]
         more["action"] = "store_true"
+    elif get_origin(kind) is Literal:
+        more["choices"] = get_args(kind)
     else:
-        if get_origin(hint) is tuple:
-            more |= {"action": "extend", "nargs": "+"} if flag.many else {"action": "append"}
-            kind, more["default"] = get_args(kind)[0], [] if default is MISSING else list(default)
-        choices = get_args(kind) if get_origin(kind) is Literal else None
-        more |= {"choices": choices} if choices else {"type": _reader(flag) or kind, "metavar": metavar}
-        if flag.const is not None:
-            more |= {"nargs": "?", "const": flag.const}
-    section.add_argument(_name_of(field, flag), **more)
+        more["type"] = _reader(flag) if flag.read else kind
+    if flag.const is not None:
+        more |= {"nargs": "?", "const": flag.const}
+    section.add_argument(name if flag.positional else _name_of(field), **more)
 
 
-def _reader(flag: Flag) -> Callable[[str], Any] | None:
+def _reader(flag: Flag) -> Callable[[str], Any]:
     def read(text: str) -> Any:
         try:
             return flag.read(text)  # type: ignore[misc]
@@ -261,19 +265,22 @@ def _reader(flag: Flag) -> Callable[[str], Any] | None:
             said = str(error) if isinstance(error, OptionsError) else f"{shortened(text)!r} is not {flag.form}"
             raise argparse.ArgumentTypeError(said) from None
 
-    return flag.read and read
+    return read
 
 
-def _name_of(field: str, flag: Flag) -> str:
-    return "the input" if flag.positional else flag.name or f"--{field.replace('_', '-')}"
+def _name_of(field: _Field) -> str:
+    return "the input" if field.flag.positional else field.flag.name or f"--{field.name.replace('_', '-')}"
 
 
 def check_files(command: Any) -> None:
     """Find out before the work is done that a result could not be written, or would destroy something."""
+    from overlap_sched.report.files import check_writable
+    from overlap_sched.report.pictures import check_plot
+
     seen: list[tuple[str, str]] = []
-    files = [(_name_of(field, flag), flag.file, getattr(command, field))
-             for field, (hint, flag) in _flags_of(type(command)) if hint is not Options and flag.file]  # fmt: skip
-    for option, file, value in sorted(files, key=lambda each: each[1]):  # those read, then those written
+    named = [(field.flag.file, _name_of(field), field.name) for field in _fields_of(type(command)) if field.flag.file]
+    for file, option, name in sorted(named, key=lambda each: each[0]):  # those read, then those written
+        value = getattr(command, name)
         for path in value if isinstance(value, tuple) else [] if value is None else [value]:
             if file == "out":
                 if not path:
@@ -281,18 +288,10 @@ def check_files(command: Any) -> None:
                 for other, taken in seen:
                     if _same_file(path, taken):
                         raise OptionsError(f"{option} {path}: would overwrite {other}, {taken}. Name another file.")
-                _check_output(option, path)
+                check_writable(path)
+                if option == "--plot":
+                    check_plot(path)
             seen.append((option, path))
-
-
-def _check_output(option: str, path: str) -> None:
-    from overlap_sched.report.files import check_writable
-
-    check_writable(path)
-    if option == "--plot":
-        from overlap_sched.report.pictures import check_plot
-
-        check_plot(path)
 
 
 def _same_file(one: str, other: str) -> bool:

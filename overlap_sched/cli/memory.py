@@ -1,24 +1,18 @@
 """``overlap-sched memory``: the order with the lowest peak, its addresses, and why the peak is what it is."""
 
 import json
-import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Annotated
 
-from rich.console import RenderableType
 from rich.table import Table
 
-from overlap_sched.cli.flags import Flag, limit_bytes, refuse
-from overlap_sched.cli.input import Input, read_input
+from overlap_sched.cli.arguments import MemoryCommand
+from overlap_sched.cli.flags import limit_bytes
+from overlap_sched.cli.input import Printed, Tell, read_input
 from overlap_sched.judge.validate import peak_memory
 from overlap_sched.peak_memory.addresses import AddressPlan, plan_addresses
 from overlap_sched.peak_memory.best import MemoryPlan, best_order
 from overlap_sched.peak_memory.exact import exact_order
 from overlap_sched.peak_memory.peak import explain_peak
 from overlap_sched.problem import Problem
-from overlap_sched.problem.precedence import Preserve
-from overlap_sched.problem.sizes import show_number
 from overlap_sched.report.answers import as_json, memory_answer
 from overlap_sched.report.files import write_file, write_order
 from overlap_sched.report.table import captioned_table, complain
@@ -27,52 +21,9 @@ from overlap_sched.report.words.graph import peak_text
 from overlap_sched.report.words.schedule import Reserved, reserved_for, reserved_rows
 
 FORMAT = "overlap-addresses/1"
-MAX_EFFORT = 30
-MAX_ALIGN_BYTES = 2**40
 
 
-@dataclass(frozen=True, kw_only=True)
-class MemoryCommand(Input):
-    """Find the lowest peak."""
-
-    effort: int = 2
-    """N: how hard to search: each unit doubles the work (default: 2; 0: simple orders only; at most 30)"""
-    preserve_collective_order: Preserve = "none"
-    """keep the original launch order within each process group, across all, or across all and each wait behind those
-    that it followed"""
-    exact: bool = False
-    """if the search cannot prove its order optimal, solve an integer program (pip install 'overlap_sched[exact]')"""
-    time_limit: float = 60.0
-    """S: seconds that the solver of --exact may take"""
-    limit: str | None = None
-    """SIZE: with --exact: stop at any order whose peak is at most this: 20GiB, or 90% of the original peak"""
-    addresses: Annotated[str | None, Flag(file="out")] = None
-    """OUT.json: place all storages in one arena and write their offsets"""
-    align: int = 512
-    """BYTES: alignment of --addresses (default: 512, as torch aligns on CUDA)"""
-    peak: bool = False
-    """also print what is live at the peak of the new order, and why"""
-    out: Annotated[str | None, Flag(file="out")] = None
-    """ORDER.json: write the order found as a JSON list of node names"""
-    plot: Annotated[str | None, Flag(file="out")] = None
-    """OUT.png: draw memory over the steps, before and after (.png, .svg, .pdf)"""
-    json: bool = False
-    """print the figures as one JSON object (`overlap-sched schema memory`)"""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.limit is not None:
-            limit_bytes("--limit", self.limit, 0)
-        effort, align = show_number(self.effort), show_number(self.align)
-        refuse(
-            (self.limit and not self.exact, "--limit asks for a proof or an order: give --exact, too."),
-            (self.effort > MAX_EFFORT, f"--effort is {effort}; each doubles the work: at most {MAX_EFFORT}."),
-            (self.align > MAX_ALIGN_BYTES, f"--align is {align}; it is a number of bytes, 1 to 2**40."),
-            (not self.time_limit < math.inf, f"--time-limit is {self.time_limit}; it is finite, and above 0."),
-        )
-
-
-def run_memory(command: MemoryCommand, tell: Callable[[str], None]) -> tuple[str | tuple[RenderableType, ...], int]:
+def run_memory(command: MemoryCommand, tell: Tell) -> Printed:
     """Plan, write the files asked for; what is to be printed: JSON, or a table and text."""
     problem = read_input(command, tell).problem
     if command.slowdown or command.link:

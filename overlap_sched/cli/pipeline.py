@@ -7,8 +7,9 @@ from typing import Annotated, NamedTuple
 
 from rich.console import RenderableType
 
+from overlap_sched.cli.arguments import Input, InputLimits
 from overlap_sched.cli.flags import Flag, refuse
-from overlap_sched.cli.input import Input, InputLimits, is_dump, load
+from overlap_sched.cli.input import is_dump, load
 from overlap_sched.errors import OptionsError, PipelineError
 from overlap_sched.options import Options
 from overlap_sched.pipeline import compare

@@ -1,88 +1,36 @@
 """``overlap-sched plan``, ``explain`` and ``report``: find an order; say why it is so; write a page."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-from rich.console import RenderableType
-
-from overlap_sched.cli.flags import SCHEDULING, Flag, in_flags, refuse
-from overlap_sched.cli.input import Input, Loaded, Wants, options_for, read_input, save
+from overlap_sched.cli import arguments
+from overlap_sched.cli.flags import in_flags
+from overlap_sched.cli.input import Loaded, Printed, Tell, Want, cluster_of, options_for, read_input, save
 from overlap_sched.judge.validate import read_order
 from overlap_sched.options import Options
 from overlap_sched.peak_memory.peak import explain_peak
 from overlap_sched.problem import Problem
-from overlap_sched.report import explanation, summary, write_trace
-from overlap_sched.report.answers import (
-    CostsAnswer,
-    NodeCost,
-    PriceSource,
-    as_json,
-    costs_answer,
-    explain_answer,
-    plan_answer,
-)
+from overlap_sched.report import answers
 from overlap_sched.report.files import write_order
 from overlap_sched.report.page import Extras, write_page
 from overlap_sched.report.table import align_rows, complain
+from overlap_sched.report.trace import write_trace
 from overlap_sched.report.units import count, duration, printable, size
+from overlap_sched.report.words import schedule as words
 from overlap_sched.report.words.graph import peak_text
 from overlap_sched.report.words.rewrites import rewrites_text
-from overlap_sched.report.words.schedule import (
-    pins_text,
-    reserved_lines,
-    reserved_of,
-    reserved_rows,
-    short_text,
-    together_text,
-    with_contention_line,
-)
 from overlap_sched.scheduler.driver import Schedule, schedule, schedule_of
 from overlap_sched.transform.plan import Plan, plan
 from overlap_sched.transform.prices import Prices, on_cluster
 
+DEMO = Path(__file__).parent / "shipped/demo.json.gz"
 CLUSTER = "dgx-h100"
 """That problem files are priced for where rewrites are asked for and no cluster is named."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rewriting(Input):
-    """What is done to a graph."""
-
-    options: Annotated[Options, (*SCHEDULING, "rewrites")]
-    order: Annotated[str | None, Flag(file="in")] = None
-    """ORDER.json: take this order, as `plan --out` wrote it or another tool did, instead of searching for one"""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        refuse(
-            (self.options.rewrites and self.profile,
-             "--rewrites: merged collectives are in no trace, so that measured and predicted times do not compare. "
-             "Leave --profile out."),
-            (self.options.rewrites and self.order,
-             "--order is one of the graph as it is, --rewrites changes it. Leave out one of the two."),
-        )  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlanCommand(Rewriting):
-    """Find an order."""
-
-    out: Annotated[str | None, Flag(file="out")] = None
-    """ORDER.json: write the order found as a JSON list of node names"""
-    plot: Annotated[str | None, Flag(file="out")] = None
-    """OUT.png: draw memory and streams, before and after (.png, .svg, .pdf)"""
-    trace: Annotated[str | None, Flag(file="out")] = None
-    """OUT.json: write a trace for ui.perfetto.dev or chrome://tracing"""
-    json: bool = False
-    """print the figures as one JSON object (`overlap-sched schema plan`)"""
-
-
-def scheduled(command: Rewriting, tell: Callable[[str], None]) -> tuple[Loaded, Schedule, Plan | None]:
+def scheduled(command: arguments.Rewriting, tell: Tell) -> tuple[Loaded, Schedule, Plan | None]:
     """Read the input and schedule it; with ``--rewrites`` also the plan that the schedule is of."""
-    rewrites = bool(command.options.rewrites)
-    loaded = read_input(command, tell, Wants(rewrites), saves=not rewrites)
+    rewrites: list[Want] = ["rewrites"] if command.options.rewrites else []
+    loaded = read_input(command, tell, rewrites, saves=not rewrites)
     problem, wanted = loaded.problem, options_for(command, command.options, loaded.problem)
     if command.order:
         return loaded, schedule_of(problem, read_order(command.order, problem), wanted), None
@@ -92,7 +40,7 @@ def scheduled(command: Rewriting, tell: Callable[[str], None]) -> tuple[Loaded, 
     if loaded.model is not None:
         prices = Prices(loaded.model, command.comm_scale)
     else:
-        problem, prices = on_cluster(problem, command.cluster_or(CLUSTER), command.comm_scale)
+        problem, prices = on_cluster(problem, cluster_of(command, CLUSTER), command.comm_scale)
         complain(
             f"note: the collectives of {command.problem} are priced anew for {command.cluster or CLUSTER}, those of "
             "the original order, too: rewritten ones have no times in the file, and compare with no others. --cluster "
@@ -103,9 +51,7 @@ def scheduled(command: Rewriting, tell: Callable[[str], None]) -> tuple[Loaded, 
     return loaded, made.schedule, made
 
 
-def save_rewritten(
-    command: Input, out: str | None, problem: Problem, rewritten: bool, tell: Callable[[str], None]
-) -> None:
+def save_rewritten(command: arguments.Input, out: str | None, problem: Problem, rewritten: bool, tell: Tell) -> None:
     """Save the graph that the order found is of, or say that only this file would tell which it is."""
     save(command, problem, tell)
     if out and rewritten and not command.save_problem:
@@ -117,14 +63,14 @@ def fell_back(result: Schedule, made: Plan | None) -> bool:
     return (result.fell_back if made is None else made.fell_back or made.without.fell_back) is not None
 
 
-def prices_of(command: Input, loaded: Loaded, *, rewrites: bool = False) -> PriceSource:
+def prices_of(command: arguments.Input, loaded: Loaded, *, rewrites: bool = False) -> answers.PriceSource:
     """Say where the times come from; ``rewrites``: were the collectives of a problem file priced anew?"""
     anew = {"cluster": command.cluster or CLUSTER} if rewrites else {}
     source, priced = ("problem file", anew) if loaded.priced_for is None else ("dump", loaded.priced_for)
-    return PriceSource(source, command.comm_scale, len(command.profile), **priced)  # type: ignore[arg-type]
+    return answers.PriceSource(source, command.comm_scale, len(command.profile), **priced)  # type: ignore[arg-type]
 
 
-def run_plan(command: PlanCommand, tell: Callable[[str], None]) -> tuple[str | tuple[RenderableType, ...], int]:
+def run_plan(command: arguments.PlanCommand, tell: Tell) -> Printed:
     """Schedule, write the files asked for; what to print, and the exit code."""
     loaded, result, made = scheduled(command, tell)
     original = None if made is None else made.without.problem
@@ -139,111 +85,62 @@ def run_plan(command: PlanCommand, tell: Callable[[str], None]) -> tuple[str | t
         tell(f"writing {command.trace}")
         write_trace(result, command.trace, original=original)
     tell("replaying the caching allocator")
-    reserved = reserved_of(result, original)
+    reserved = words.reserved_of(result, original)
     code = 1 if fell_back(result, made) else 4 if result.short_bytes else 0
     tell("computing the lower bound")
     if command.json:
-        return as_json(plan_answer(result, made, reserved, prices_of(command, loaded, rewrites=made is not None))), code
+        prices = prices_of(command, loaded, rewrites=made is not None)
+        return answers.as_json(answers.plan_answer(result, made, reserved, prices)), code
     device_bytes = result.memory_limit_bytes or loaded.device_bytes or None
-    table, short = summary(result, reserved_rows(reserved, device_bytes)), in_flags(short_text(result))
-    more = rewrites_text(made) if made is not None else pins_text(result)
+    table = words.summary(result, words.reserved_rows(reserved, device_bytes))
+    more = rewrites_text(made) if made is not None else words.pins_text(result)
     kept = f"The original order was kept: {result.fell_back}" if made is None and result.fell_back is not None else ""
-    return tuple(filter(None, (short, table, kept, more, together_text(result)))), code
+    short, together = in_flags(words.short_text(result)), words.together_text(result)
+    return tuple(filter(None, (short, table, kept, more, together))), code
 
 
-TOP = 10
-_FLOPS_UNITS = ((1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"))
-_BOUNDS = {"flops": "arithmetic", "bytes": "memory", "kernel": "kernel launch"}
-"""Limits in words; the others are words already."""
+_FLOPS_UNITS = ((1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"), (1.0, "FLOP"))
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExplainCommand(Rewriting):
-    """Say why the step is exposed."""
-
-    collective: Annotated[str | None, Flag(positional=True)] = None
-    """COLLECTIVE: explain only this collective, by the name of its node"""
-    top: Annotated[int | None, Flag(group="which")] = None
-    """N: explain the N most exposed collectives, after the totals by cause (default: 10; 0: only the totals)"""
-    all: Annotated[bool, Flag(group="which")] = False
-    """explain every collective, the most exposed first"""
-    peak: Annotated[bool, Flag(group="instead")] = False
-    """explain instead what is live at the memory peak, and why"""
-    costs: Annotated[bool, Flag(group="instead")] = False
-    """list instead what every node costs, the longest first: its time, where that comes from, what bounds it; --top and
-    --all count nodes"""
-    json: bool = False
-    """print the same as one JSON object (`overlap-sched schema explain`, with --costs: `schema costs`)"""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        listed, one = self.top is not None or self.all, self.collective is not None
-        given, what = "--peak" if self.peak else "--costs", "nodes" if self.costs else "collectives"
-        refuse(
-            (self.options.rewrites and (self.peak or self.costs),
-             f"{given} explains the graph as it is, --rewrites changes it. Leave out one of the two."),
-            ((self.top or 0) < 0, f"--top is {self.top}; it is a number of {what}, 0 or more."),
-            (self.costs and one, "--costs lists nodes by their times, and one collective is named. Leave out one."),
-            (one and listed, "--top and --all list several collectives, but one is named. Leave out one."),
-            (self.peak and (self.json or one or listed),
-             "--peak explains memory, not collectives. Leave out COLLECTIVE, --top, --all and --json."),
-        )  # fmt: skip
-
-
-def run_explain(command: ExplainCommand, tell: Callable[[str], None]) -> tuple[str | tuple[str, ...], int]:
+def run_explain(command: arguments.ExplainCommand, tell: Tell) -> Printed:
     """Schedule, unless costs are asked for; what to print, and the exit code."""
-    top = None if command.all else TOP if command.top is None else command.top
+    top = None if command.all else 10 if command.top is None else command.top
     if command.costs:
         loaded = read_input(command, tell)
-        found = costs_answer(loaded.problem, loaded.prices, top)
-        return as_json(found) if command.json else (_costs_text(found),), 0
+        found = answers.costs_answer(loaded.problem, loaded.prices, top)
+        return answers.as_json(found) if command.json else (_costs_text(found),), 0
     _, result, made = scheduled(command, tell)
     code = int(fell_back(result, made))
     if command.peak:
-        lines = [peak_text(explain_peak(result.problem, result.order)), *reserved_lines(reserved_of(result))]
-        return (with_contention_line("\n".join(lines), result.problem.contention),), code
+        peak, reserved = explain_peak(result.problem, result.order), words.reserved_lines(words.reserved_of(result))
+        lines = [peak_text(peak), *reserved]
+        return (words.with_contention_line("\n".join(lines), result.problem.contention),), code
     if command.json:
-        return as_json(explain_answer(result, command.collective, top)), code
-    told: tuple[str, ...] = (explanation(result, command.collective, top),)
+        return answers.as_json(answers.explain_answer(result, command.collective, top)), code
+    told: tuple[str, ...] = (words.explanation(result, command.collective, top),)
     return (told if made is None else (*told, rewrites_text(made))), code
 
 
-def _costs_text(found: CostsAnswer) -> str:
+def _costs_text(found: answers.CostsAnswer) -> str:
     """Totals by source, then a line per node."""
-    said = f"{printable(found.name)}: {count(found.nodes, 'node')}, compute {duration(found.compute_us)}, collectives"
+    sums = f"compute {duration(found.compute_us)}, collectives {duration(found.collective_us)} (predicted)"
     sources = [
         (one.kind, one.source, duration(one.time_us), f"{one.percent:.1f} %", f"in {one.nodes:,}")
         for one in found.sources
     ]
-    head = ("time", "source", "bound by", "flops", "bytes", "node")
-    longest = ["longest:", *align_rows([head, *map(_costs_row, found.costs)])] if found.costs else []
-    return "\n".join([f"{said} {duration(found.collective_us)} (predicted)", *align_rows(sources), *longest])
+    rows = [("time", "source", "bound by", "flops", "bytes", "node")]
+    for one in found.costs:
+        what = f"{printable(one.name)} ({printable(one.op)}"
+        what += "" if one.group is None else f" on group {printable(one.group)}"
+        what += ")" if one.part_of is None else f"), part of the kernel of {printable(one.part_of)}"
+        flops = next((f"{one.flops / of:,.1f} {unit}" for of, unit in _FLOPS_UNITS if one.flops >= of), "-")
+        rows.append((duration(one.time_us), one.source, one.bound or "-", flops, size(one.bytes), what))
+    longest = ["longest:", *align_rows(rows)] if found.costs else []
+    head = f"{printable(found.name)}: {count(found.nodes, 'node')}, {sums}"
+    return "\n".join([head, *align_rows(sources), *longest])
 
 
-def _costs_row(one: NodeCost) -> tuple[str, ...]:
-    what = f"{printable(one.name)} ({printable(one.op)}"
-    what += "" if one.group is None else f" on group {printable(one.group)}"
-    what += ")" if one.part_of is None else f"), part of the kernel of {printable(one.part_of)}"
-    scale, unit = next(((s, u) for s, u in _FLOPS_UNITS if one.flops >= s), (1.0, "FLOP"))
-    flops = "-" if not one.flops else f"{one.flops / scale:,.1f} {unit}" if scale > 1 else f"{one.flops} {unit}"
-    bound = "-" if one.bound is None else _BOUNDS.get(one.bound, one.bound)
-    return duration(one.time_us), one.source, bound, flops, size(one.bytes), what
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReportCommand(Rewriting):
-    """Write a page."""
-
-    html: Annotated[str, Flag(file="out")]
-    """OUT.html: write one HTML file that loads nothing: figures, streams and memory in time, before and after, and why
-    each collective is where it is"""
-    beside: Annotated[str | None, Flag(file="in")] = None
-    """ORDER.json: also another order of the graph, a JSON list of node names: torch's (`scripts/torch_order.py`), or
-    what `plan --out` wrote"""
-    given: str = ""
-
-
-def run_report(command: ReportCommand, tell: Callable[[str], None]) -> tuple[tuple[str], int]:
+def run_report(command: arguments.ReportCommand, tell: Tell) -> Printed:
     """Schedule, write the page; what to print, and the exit code."""
     loaded, result, made = scheduled(command, tell)
     original, beside = result.problem if made is None else made.without.problem, None
@@ -253,3 +150,15 @@ def run_report(command: ReportCommand, tell: Callable[[str], None]) -> tuple[tup
     prices = prices_of(command, loaded, rewrites=made is not None)
     write_page(result, command.html, Extras(made, beside, command=command.given, prices=prices))
     return (f"{command.html}: written; open it in a browser",), int(fell_back(result, made))
+
+
+def run_schema(command: arguments.SchemaCommand, tell: Tell) -> tuple[str, int]:
+    """Return the JSON Schema of what a command prints, and the exit code."""
+    return answers.schema_text(command.of), 0
+
+
+def run_demo(command: arguments.DemoCommand, tell: Tell) -> Printed:
+    """Plan the graph that comes with the package, and say what to do next."""
+    printed, code = run_plan(arguments.PlanCommand(problem=str(DEMO), options=Options(rewrites=())), tell)
+    page = f"On a page: overlap-sched report {DEMO} --html demo.html"
+    return (*printed, f"\n{page}\nOf a dump of your own: overlap-sched plan --help"), code

@@ -7,17 +7,16 @@ does a faster network.
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
-from typing import Annotated
 
 import numpy as np
 from rich.console import RenderableType
 
-from overlap_sched.cli.flags import SCHEDULING, Flag, refuse
-from overlap_sched.cli.input import Input, Wants, options_for, read_input
+from overlap_sched.cli.arguments import SweepCommand
+from overlap_sched.cli.input import Printed, Tell, Want, cluster_of, options_for, read_input
 from overlap_sched.cost import H100
-from overlap_sched.cost.cluster import ASSUMED, Cluster
+from overlap_sched.cost.cluster import ASSUMED
 from overlap_sched.cost.repricing import MACHINE, on_machine
 from overlap_sched.errors import OptionsError
 from overlap_sched.judge.replay import replay
@@ -60,52 +59,30 @@ def _read_vary(texts: Sequence[str], peak_bytes: int) -> dict[str, tuple[float, 
     return vary
 
 
-@dataclass(frozen=True, kw_only=True)
-class SweepCommand(Input):
-    """Schedule for many settings."""
-
-    options: Annotated[Options, SCHEDULING]
-    vary: Annotated[tuple[str, ...], Flag(many=True)]
-    """WHAT=VALUES: what to vary: FIRST..LAST in powers of two, or A,B,C; all combinations are scheduled. headroom,
-    memory_limit: sizes or percent of the original peak (0..2GiB); network, inside, compute: factors on a speed
-    (0.25..4); noise: errors of the durations, for
-    which each order is replayed (0..30%)"""
-    plot: Annotated[str | None, Flag(file="out")] = None
-    """OUT.png: draw the step over what is varied first (.png, .svg, .pdf)"""
-    json: bool = False
-    """print the figures as one JSON object (`overlap-sched schema sweep`)"""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        twice = [name for name in _read_vary(self.vary, 2**40) if name in MEMORY and getattr(self.options, name)]
-        refuse(
-            (twice and getattr(self.options, twice[0]) != "0", f"--vary and its own flag give {' and '.join(twice)}: "
-             "give one of them."),
-            (self.cluster_priced_for is not None and self.comm_scale != 1.0,
-             "--comm-scale: collectives are priced anew. Give --vary network=FACTOR instead."),
-        )  # fmt: skip
-
-    @property
-    def cluster_priced_for(self) -> Cluster | None:
-        """Other machines have other prices; ``None``: none is asked for."""
-        anew = any(text.partition("=")[0].strip() in MACHINE for text in self.vary)
-        return self.cluster_or(ASSUMED[H100.name]) if anew else None
-
-
-def run_sweep(command: SweepCommand, tell: Callable[[str], None]) -> tuple[str | tuple[RenderableType, ...], int]:
+def run_sweep(command: SweepCommand, tell: Tell) -> Printed:
     """Schedule each combination; what to print: JSON, or a table."""
-    cluster = command.cluster_priced_for
-    problem = read_input(command, tell, Wants(rewrites=cluster is not None)).problem
+    vary = _read_vary(command.vary, 2**40)
+    for name in MEMORY:
+        if name in vary and getattr(command.options, name) not in (None, 0, "0"):
+            raise OptionsError(f"--vary and its own flag give {name}: give one of them.")
+    cluster = cluster_of(command, ASSUMED[H100.name]) if set(vary).intersection(MACHINE) else None
+    if cluster is not None and command.comm_scale != 1.0:
+        raise OptionsError("--comm-scale: collectives are priced anew. Give --vary network=FACTOR instead.")
+    wants: list[Want] = [] if cluster is None else ["rewrites"]
+    problem = read_input(command, tell, wants).problem
     vary = _read_vary(command.vary, max(measure(problem, problem.original_order).profile))
 
     def priced(varied: Mapping[str, float]) -> Problem:
         machine = {name: value for name, value in varied.items() if name in MACHINE}
         return problem if cluster is None else on_machine(problem, cluster, machine, not command.no_contention)
 
-    points = sweep(priced, vary, options_for(command, command.options, problem), tell)
-    name = None if cluster is None else cluster.name
-    contention, model = problem.contention or None, problem.memory_model
-    found = SweepAnswer(name=problem.name, memory_model=model, contention=contention, cluster=name, points=points)
+    found = SweepAnswer(
+        name=problem.name,
+        memory_model=problem.memory_model,
+        contention=problem.contention or None,
+        cluster=None if cluster is None else cluster.name,
+        points=sweep(priced, vary, options_for(command, command.options, problem), tell),
+    )
     if command.plot:
         tell(f"drawing {command.plot}")
         _plot(found, command.plot)
@@ -116,7 +93,7 @@ def sweep(
     priced: Callable[[Mapping[str, float]], Problem],
     vary: Mapping[str, Sequence[float]],
     options: Options,
-    tell: Callable[[str], None] = lambda text: None,
+    tell: Tell = lambda text: None,
 ) -> tuple[SweepPoint, ...]:
     """Schedule each combination, in the order given, the last name varying fastest.
 
@@ -189,7 +166,7 @@ def _with_order_of(found: Schedule, other: Schedule) -> Schedule | None:
 
 
 def _replay_with_noise(
-    found: Collection[Schedule], noises: Sequence[float], tell: Callable[[str], None]
+    found: Collection[Schedule], noises: Sequence[float], tell: Tell
 ) -> dict[tuple[int, Order, float | None], tuple[float, float]]:
     """Median and 95th percentile of each order's step under errors, by the id of its problem and the noise.
 

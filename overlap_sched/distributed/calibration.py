@@ -335,10 +335,9 @@ def _launch_of(wanted: WantedCollective, group: str, device: torch.device) -> Ca
     whole, part = torch.ones(elements, device=device), torch.ones(elements // ranks, device=device)
     splits = [elements // ranks] * ranks
 
-    def gather_out() -> torch.Tensor:
+    def gather_out() -> Any:
         """How functional gathers run over gloo, see :mod:`overlap_sched.inductor.gloo`."""
-        out: torch.Tensor = FUNCTIONAL.all_gather_into_tensor_out(part, ranks, group, out=torch.empty_like(whole))
-        return out
+        return FUNCTIONAL.all_gather_into_tensor_out(part, ranks, group, out=torch.empty_like(whole))
 
     gather = partial(FUNCTIONAL.all_gather_into_tensor, part, ranks, group)
     launches: dict[str, Callable[[], torch.Tensor]] = {

@@ -66,21 +66,16 @@ class Digest(StoreText):
         nodes: How many there are, for people; not compared.
     """
 
-    operators: str
-    sizes: str
-    options: str
-    costs: str
-    order: str
-    key: str
+    operators: str = ""
+    sizes: str = ""
+    options: str = ""
+    costs: str = ""
+    order: str = ""
+    key: str = ""
     launches: str = ""
     failure: str = ""
     name: str = ""
     nodes: int = 0
-
-    @classmethod
-    def of_failure(cls, failure: str, key: str, launches: str = "", name: str = "") -> "Digest":
-        """Return what a rank shows that has no order of its own: it runs the original one."""
-        return cls("", "", "", "", "", key, launches, failure, name)
 
     @property
     def identity(self) -> str:
@@ -93,8 +88,8 @@ def digest_of(problem: Problem, options: Options, order: Sequence[int]) -> Diges
 
     Where scheduling failed the order is the original one: ranks then differ in ``order``, and all keep the original.
     """
-    used = [node for node in problem.nodes if launched_on(node)]
-    number = _numbered(group for node in used for group in launched_on(node))
+    launched = [(node.op, group) for node in problem.nodes for group in launched_on(node)]
+    number = _numbered(group for _, group in launched)
     skeleton, sizes = [], []
     for node in problem.nodes:
         group = None if node.group is None else number[node.group]
@@ -111,7 +106,7 @@ def digest_of(problem: Problem, options: Options, order: Sequence[int]) -> Diges
         costs=_sha256([[float(n.time_us) + 0.0 for n in problem.nodes], *_contention(problem.contention, number)]),
         order=_sha256(list(order)),
         key=_sha256(skeleton),
-        launches=launches_of([(node.op, group, *groups[group]) for node in used for group in launched_on(node)]),
+        launches=launches_of([(op, group, *groups[group]) for op, group in launched]),
         name=problem.name,
         nodes=len(problem.nodes),
     )
@@ -206,9 +201,10 @@ class Verdict(StoreText):
     as_before: bool = False
     negotiable: bool = False
 
-    def followed(self, rank: int) -> str:
-        """Say what is done where the ranks have chosen the launch sequence of one of them."""
-        return str(self.reason).replace(KEPT, f"all launch as rank {rank} does")
+    @property
+    def meets(self) -> bool:
+        """Tell whether all ranks have shown at the same time what they launch, and launch alike."""
+        return (self.agreed or self.launches_alike) and not self.missing
 
     @property
     def to_repair(self) -> bool:
@@ -240,9 +236,8 @@ def elsewhere(digests: Mapping[int, Digest]) -> Verdict:
     Graphs with other operators may become one graph after fusion; still, those ranks have not met before.
     """
     sides = _sides_of({rank: digest.key for rank, digest in digests.items()})
-    if len(sides) > 1:
-        return _not_agreed(f"the ranks differ in operators: {_sides(sides)}", digests, {"operators": sides})
-    return _not_agreed("the ranks compile this graph in different orders", digests, {})
+    differs = {"operators": sides} if len(sides) > 1 else {}
+    return _not_agreed("the ranks compile different graphs, or this one in different orders", digests, differs)
 
 
 def absent(
@@ -253,13 +248,11 @@ def absent(
     ``missing`` have shown nothing, or, where all have shown a digest, are not waiting any more.
     """
     less = f" (instead of {limit_s:g} s, as not all ranks came the last time)" if waited_s < limit_s else ""
-    did, may = (
-        f"did not publish an order for graph {name!r} within",
-        "compiles other graphs, is slower, or has this one",
+    did = "no longer waited with" if set(missing) <= digests.keys() else "did not publish an order for"
+    reason = (
+        f"{ranks_text(missing)} {did} graph {name!r} within {waited_s:g} s{less}. Such a rank has died, compiles other "
+        "graphs, is slower, or has lost the store of the process group: see docs/agreement.md."
     )
-    if set(missing) <= digests.keys():
-        did, may = f"no longer waited with graph {name!r} after", "or has lost the store of the process group"
-    reason = f"{ranks_text(missing)} {did} {waited_s:g} s{less}. Such a rank has died, {may}: see docs/agreement.md."
     return Verdict(agreed=False, reason=reason, missing=tuple(missing), shown=_identities(digests))
 
 
@@ -309,11 +302,9 @@ def _identities(digests: Mapping[int, Digest]) -> tuple[str, ...]:
 
 def _graphs(digests: Mapping[int, Digest], sides: Sides) -> str:
     """Say what the first rank of each side compiles, where it has another name or another number of nodes."""
-    firsts = {side[0]: digests[side[0]] for side in sides[:2]}
-    if len({(digest.name, digest.nodes) for digest in firsts.values()}) == 1:
-        return ""
-    told = (f"rank {rank} compiles {digest.name!r} of {digest.nodes} nodes" for rank, digest in firsts.items())
-    return f" ({', '.join(told)})"
+    told = {f"{digests[r].name!r} of {digests[r].nodes} nodes": r for r, *_ in reversed(sides[:2])}
+    each = [f"rank {rank} compiles {graph}" for graph, rank in reversed(told.items())]
+    return f" ({', '.join(each)})" if len(each) > 1 else ""
 
 
 def _options(digests: Mapping[int, Digest]) -> str:

@@ -20,6 +20,7 @@ import math
 import time
 import zlib
 from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import msgspec
@@ -67,11 +68,10 @@ def chosen_digest(
         sequence: The launches that it would run, each by its place in the original sequence.
         failure: Why it has made none.
     """
-    key = f"{_key(verdict)}/choice"
+    shown = Digest(key=f"{_key(verdict)}/choice", launches=mine.launches, name=mine.name, failure=failure)
     if choice is None:
-        return Digest.of_failure(failure, key, mine.launches, mine.name)
-    order = f"launches of rank {choice.proposer}: {list(sequence)}"
-    return Digest("", "", mine.options, "", order, key, mine.launches, name=mine.name)
+        return shown
+    return replace(shown, options=mine.options, order=f"launches of rank {choice.proposer}: {list(sequence)}")
 
 
 def negotiate(

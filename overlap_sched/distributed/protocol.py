@@ -208,9 +208,8 @@ def _decide_if_all_wait(ranks: Sequence[int]) -> Generator[StoreCall, Any, None]
     verdicts = {}
     for round_key in different:
         here = {r: digests[r] for r in ranks if round_keys[r] == round_key}
-        before = yield from _before_all(here, round_key)
-        if before is not None:
-            verdicts[round_key] = replace(before, missing=tuple(r for r in ranks if r not in here), as_before=True)
+        if (before := (yield from _as_before(here, ranks, round_key))) is not None:
+            verdicts[round_key] = before
     if not verdicts:
         verdict = judge(digests)
         if len(different) > 1 and verdict.agreed:  # in different rounds: they have not met before
@@ -220,12 +219,16 @@ def _decide_if_all_wait(ranks: Sequence[int]) -> Generator[StoreCall, Any, None]
         yield from _record(round_key, verdict)
 
 
-def _before_all(digests: Mapping[int, Digest], round_key: str) -> Generator[StoreCall, Any, Verdict | None]:
+def _as_before(
+    digests: Mapping[int, Digest], ranks: Sequence[int], round_key: str
+) -> Generator[StoreCall, Any, Verdict | None]:
     """Return the earlier decision on the one digest that ranks show in a round; ``None``: nothing, or they differ."""
     first, *others = digests.values()
     if first.failure or any(other.identity != first.identity for other in others):
         return None
-    return (yield from _before(first, int(round_key.rsplit("/", 1)[1])))
+    before = yield from _before(first, int(round_key.rsplit("/", 1)[1]))
+    missing = tuple(r for r in ranks if r not in digests)
+    return None if before is None else replace(before, missing=missing, as_before=True)
 
 
 def _decide_at_the_limit(call: _Call, round_key: str, waited_s: float) -> Generator[StoreCall, Any, None]:
@@ -233,16 +236,13 @@ def _decide_at_the_limit(call: _Call, round_key: str, waited_s: float) -> Genera
     for r in call.ranks:
         posted[r] = yield from _digest(f"{round_key}/{r}")
     digests = {r: digest for r, digest in posted.items() if digest is not None}
-    missing = tuple(r for r in call.ranks if r not in digests)
-    before = yield from _before_all(digests, round_key)
-    verdict = judge(digests) if before is None else replace(before, missing=missing, as_before=True)
-    if before is None:
-        away = list(missing)
+    missing = [r for r in call.ranks if r not in digests]
+    verdict = yield from _as_before(digests, call.ranks, round_key)
+    if verdict is None:
+        verdict, away = judge(digests), list(missing)
         for r in () if missing or not verdict.agreed else call.ranks:
-            if (
-                yield from _read(f"at/{r}")
-            ) != round_key:  # it has shown a digest, and may never learn what comes of it
-                away.append(r)
+            at = yield from _read(f"at/{r}")
+            away += [r] * (at != round_key)  # it has shown a digest, and may never learn what comes of it
         if away:
             verdict = absent(away, digests, call.mine.name, waited_s, call.limit_s)
     written = yield from _record(round_key, verdict)

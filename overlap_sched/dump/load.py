@@ -168,23 +168,22 @@ class Attempt(Values):
         if self._maker.matched:
             self.notes["symbols that the file does not define, taken from its inputs' integers, in order"] = None
 
-    def run(self, progress: Callable[[int, int], None] | None, *, whole: bool = True) -> None:
-        """Give every node its value; not ``whole``: up to the first all_to_all whose splits do not add to its rows."""
+    def run(self, progress: Callable[[int, int], None] | None) -> "Attempt":
+        """Give every node its value."""
         for i, node in enumerate(self.dump.nodes, 1):
             self.evaluate(node)
-            if not whole and self.contradictions([node]):
-                return
             if progress is not None and i % 500 == 0:
                 progress(i, len(self.dump.nodes))
+        return self
 
     def graph_module(self) -> fx.GraphModule:
         """The graph with its attributes and its values; its code is made when it is asked for."""
         self.write_meta()
         return _LazyGraphModule(self._attributes, self.dump.parsed.graph, class_name="Repro")
 
-    def contradictions(self, nodes: Sequence[fx.Node] | None = None) -> list[Contradiction]:
+    def contradictions(self) -> list[Contradiction]:
         """Each all_to_all whose splits do not add to its rows."""
-        return contradictions(nodes or self.dump.nodes, self.of.get)
+        return contradictions(self.dump.nodes, self.of.get)
 
     def other_sizes(self, misfit: Sequence[int]) -> list[int]:
         """Sizes to try where the default does not fit: what the inputs of an all_to_all may have been split from.
@@ -377,14 +376,10 @@ def load_dump(
 
 def _load(make: Callable[..., Attempt], progress: Callable[[int, int], None] | None) -> Attempt:
     """The attempt whose sizes contradict each other least; of those that the graph asserts, with most bytes."""
-    attempt = _run(make, progress, whole=False)
+    attempt = _run(make, progress)
     if found := attempt.contradictions():
-        anew = partial(make, balanced=True)
-        balanced = _run(anew, progress, whole=False)
-        if left := balanced.contradictions():  # compare all of them
-            attempt, balanced = (_run(other, progress) for other in (make, anew))
-            found, left = attempt.contradictions(), balanced.contradictions()
-        repaired = len(left) < len(found)
+        balanced = _run(partial(make, balanced=True), progress)
+        repaired = len(balanced.contradictions()) < len(found)
         attempt = balanced if repaired else attempt
         taken = attempt.default_size() if repaired else None  # the same for all splits
         attempt.notes[note_on(found[0], taken, attempt.dump.symbols)] = None
@@ -394,22 +389,14 @@ def _load(make: Callable[..., Attempt], progress: Callable[[int, int], None] | N
     return attempt
 
 
-def _run(make: Callable[..., Attempt], progress: Callable[[int, int], None] | None, *, whole: bool = True) -> Attempt:
-    """Run an attempt, or one with the first other value of data-dependent sizes with which every node fits.
-
-    Not ``whole``: up to the first sizes that contradict each other.
-    """
+def _run(make: Callable[..., Attempt], progress: Callable[[int, int], None] | None) -> Attempt:
+    """Run an attempt, or one with the first other value of data-dependent sizes with which every node fits."""
     attempt = make(strict=True)
     try:
-        attempt.run(progress, whole=whole)
-        return attempt
+        return attempt.run(progress)
     except MisfitError as error:
         others = attempt.other_sizes(error.sizes)
     for size in others:
         with contextlib.suppress(MisfitError):
-            other = make(default=size, strict=True)
-            other.run(progress, whole=whole)
-            return other
-    attempt = make()
-    attempt.run(progress)
-    return attempt
+            return make(default=size, strict=True).run(progress)
+    return make().run(progress)

@@ -210,9 +210,8 @@ def read_source(path: str | Path, limits: Limits = DEFAULT_LIMITS, graph: int | 
             raise DumpError(f"{name}: a log of TORCH_TRACE. Run tlparse on it, and take a file `fx_graph_runnable`.")
         written = next((line.strip() for line in lines if line.strip()), "nothing")
         raise DumpError(
-            f"{name}: there is no `class Repro` in it, so it is not a dump that torch wrote "
-            f"(it starts with {written[:80]!r}). Take `fx_graph_runnable` from tlparse (`fx_graph_readable` where "
-            "torch made none), write one with torch._dynamo.repro.after_aot.save_graph_repro, or print a graph with "
+            f"{name}: there is no `class Repro` in it (it starts with {written[:80]!r}). Take `fx_graph_runnable` from "
+            "tlparse (`fx_graph_readable` where torch made none), or print a graph with "
             "gm.print_readable(include_stride=True, include_device=True); str(graph) has no shapes."
         )
     forward = _first(lines, r"^    def forward\(", start)
@@ -359,8 +358,8 @@ def one_step(forward: DumpSource, backward: DumpSource) -> DumpSource:
     head.body = [*head.body[:-1], *body, ast.copy_location(ast.Return(value), last)]
     attributes = []
     for one in backward.attributes:
-        statement, name = rename.visit(deepcopy(one.statement)) if one.statement else None, one.name
-        attributes.append(Attribute(one.line, statement, renamed.get(name or "", name)))
+        statement = rename.visit(deepcopy(one.statement)) if one.statement else None
+        attributes.append(Attribute(one.line, statement, renamed.get(one.name or "", one.name)))
     groups = forward.groups or backward.groups
     if isinstance(groups, ast.Dict) and groups is forward.groups and isinstance(backward.groups, ast.Dict):
         names, sizes = [*groups.keys, *backward.groups.keys], [*groups.values, *backward.groups.values]

@@ -28,6 +28,7 @@ from overlap_sched.dump.graph import MODES, ParsedGraph, UnknownOp, device_named
 from overlap_sched.dump.groups import DumpGroup, collective_result
 from overlap_sched.errors import DumpError, InputTooLargeError
 from overlap_sched.fx.operators import arguments_of
+from overlap_sched.problem.file import too_large
 
 _aten = torch.ops.aten
 _PARTS: Mapping[str, Callable[[int, int], int]] = {
@@ -387,14 +388,18 @@ class Values:
             self.notes["results whose shape is another in this torch: taken from the printed annotation"] = None
         if value is NotImplemented:
             value = self._guess(node, args, tensors, reason)
-        return concrete(value, node.target, tensors, lambda: self.guessed_nodes.add(node) or self.size(node.name))
+
+        def size_of() -> int:
+            self.guessed_nodes.add(node)
+            return self.size(node.name)
+
+        return concrete(value, node.target, tensors, size_of)
 
     def _check_count(self, node: fx.Node, more: int, what: str) -> None:
         if self._count + more > self._limit:
             place = self._parsed[node.graph].place(node)
-            raise InputTooLargeError(
-                f"{place}: {what} the graph has more than {self._limit:,} nodes, which is the limit. "
-                "Raise the limit (--max-nodes on the command line) if the graph is meant to be that large."
+            raise too_large(
+                f"{place}: {what} the graph has more than {self._limit:,} nodes, which is the limit", "nodes"
             )
 
     def _run(self, target: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) -> Any:
@@ -463,14 +468,15 @@ class Results:
         """Call an operator under the fake mode."""
         key = (target, _likeness(args), _likeness(kwargs)) if _is_pure(target) else None
         try:
-            *made, source, offset = self._known[key]
+            shape, stride, dtype, device, source, offset = self._known[key]
         except (KeyError, TypeError):  # not seen before, or an argument without a hash
             value = run_operator(target, args, kwargs, tensors)
             if key is not None and (found := _described(value, tensors)) is not None:
                 with contextlib.suppress(TypeError):
                     self._known[key] = found
             return value
-        return fake_tensor(*made, None if source is None else tensors[source].untyped_storage(), offset)
+        storage = None if source is None else tensors[source].untyped_storage()
+        return fake_tensor(shape, stride, dtype, device, storage, offset)
 
 
 @cache

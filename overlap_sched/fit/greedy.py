@@ -13,7 +13,7 @@ so that whatever uses a copy is there, by its name, when that copy is made.
 import heapq
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -24,6 +24,7 @@ import numpy.typing as npt
 from overlap_sched.fit.state import FREE, Again, Bytes, LinkTime, LiveState, Part, Reload, Remake, User
 from overlap_sched.judge.replay import replay
 from overlap_sched.problem import Kind, NodeId, Position, StorageId
+from overlap_sched.problem.precedence import find_reachable
 from overlap_sched.transform.rewrites import Offload, Recompute
 
 ROUNDS = 6
@@ -110,11 +111,7 @@ def _summed(values: npt.NDArray[Any]) -> Bytes:
 
 
 class Greedy:
-    """Choose until the state fits, or nothing helps.
-
-    Attributes:
-        chosen: How many choices were made. looked: how many were priced: the work.
-    """
+    """Choose until the state fits, or nothing helps."""
 
     def __init__(
         self,
@@ -139,7 +136,6 @@ class Greedy:
         self.host_limit_bytes, self.high = host_limit_bytes, high
         self.host = np.zeros(len(state.problem.nodes), dtype=np.int64)
         self.at_us = replay(state.problem, state.problem.original_order).at_us
-        self.chosen = self.looked = 0
         self._above: Above | None = None
         self._high: Above | None = None
 
@@ -209,7 +205,6 @@ class Greedy:
                 heapq.heappush(stale, (-most, k, old))
             elif (choice := self._choice(gap)) is not None:
                 fresh.append((-choice.score, k, choice))
-        self.chosen += chosen
         return chosen
 
     def _taken(self, begin: Position, end: Position, nbytes: int) -> int:
@@ -243,7 +238,6 @@ class Greedy:
         """The better way through a gap, as things are; ``None``: there is none, or it takes nothing away."""
         state, s, until = self.state, gap.storage, _until(gap)
         gap = gap._replace(until=until)
-        self.looked += 1
         taken = self._taken(gap.after.last + 1, until, state.size[s])
         if taken <= 0:
             return None
@@ -325,75 +319,46 @@ def _until(gap: Gap) -> Position:
 
 def rewrites_of(state: LiveState) -> list[Recompute | Offload]:
     """Return the rewrites that make the chosen parts, in the order in which they are to be done."""
-    return _Emitter(state).run()
-
-
-class _Emitter:
-    def __init__(self, state: LiveState) -> None:
-        self.state = state
-        self.nodes = state.problem.nodes
-        self.names: dict[Again, str] = {}
-        self.numbers: dict[tuple[str, NodeId], int] = {}
-
-    def run(self) -> list[Recompute | Offload]:
-        state = self.state
-        copies = [(copy.at, copy.node, copy) for of_one in state.copies.values() for copy in of_one]
-        reloads = [(reload.at, state.problem.maker[reload.storage], reload) for reload in state.reloads]
-        made: list[Recompute | Offload] = []
-        events: list[tuple[int, NodeId, Again | Reload]] = [*copies, *reloads]
-        for _, _, one in sorted(events, key=lambda it: it[:2], reverse=True):
-            found = self._recompute(one) if isinstance(one, Again) else self._offload(one)
-            if found is not None:
-                made.append(found)
-        return made
-
-    def _recompute(self, copy: Again) -> Recompute | None:
-        needed: dict[NodeId, None] = {copy.node: None}
-        users: dict[str, None] = {}
-        for s, part in copy.parts.items():
-            self._collect(s, part, needed, users)
+    nodes, made = state.problem.nodes, list[Recompute | Offload]()
+    names, numbers = dict[Again, str](), dict[tuple[bool, NodeId], int]()
+    copies = [(copy.at, copy.node, copy) for of_one in state.copies.values() for copy in of_one]
+    reloads = [(reload.at, state.problem.maker[reload.storage], reload) for reload in state.reloads]
+    events: list[tuple[Position, NodeId, Again | Reload]] = [*copies, *reloads]
+    for _, v, one in sorted(events, key=lambda it: it[:2], reverse=True):
+        needed, users, again = {v}, dict[str, None](), isinstance(one, Again)
+        if isinstance(one, Again):
+            parts = one.parts
+        else:
+            parts = {one.storage: next(part for part in state.parts[one.storage] if part.source is one)}
+        for s, part in parts.items():
+            _collect(state, s, part, names, needed, users)
+        ran = sorted(needed if again else needed - {v})
+        ran = ran if again else [v, *(u for u in ran if nodes[u].kind is not Kind.WAIT)]
         if not users:
-            return None
-        nodes = sorted(needed)
-        number = self._number("again", nodes)
-        made = Recompute(tuple(self.nodes[v].name for v in nodes), tuple(users), number)
-        self.names[copy] = made.new_name(self.nodes[copy.node].name)
-        return made
+            continue
+        number = 1 + max(numbers.get((again, u), 0) for u in ran)  # of the copy of any of them
+        numbers.update({(again, u): number for u in ran})
+        called = tuple(nodes[u].name for u in ran)
+        if isinstance(one, Again):
+            made.append(Recompute(called, tuple(users), number))
+            names[one] = made[-1].new_name(nodes[v].name)
+        else:
+            made.append(Offload(called[0], tuple(users), called[1:], number))
+    return made
 
-    def _offload(self, reload: Reload) -> Offload | None:
-        s, maker = reload.storage, self.state.problem.maker[reload.storage]
-        part = next(part for part in self.state.parts[s] if part.source is reload)
-        needed: dict[NodeId, None] = {maker: None}
-        users: dict[str, None] = {}
-        self._collect(s, part, needed, users)
-        if not users:
-            return None
-        views = [v for v in sorted(needed) if v != maker and self.nodes[v].kind is not Kind.WAIT]
-        number = self._number("offload", [maker, *views])
-        return Offload(self.nodes[maker].name, tuple(users), tuple(self.nodes[v].name for v in views), number)
 
-    def _collect(self, s: StorageId, part: Part, needed: dict[NodeId, None], users: dict[str, None]) -> None:
-        """Who takes the new storage, and through which views that must be made again, too."""
-        inside = {user.node for user in part.users if user.copy is None}
-        for user in part.users:
-            name = self.nodes[user.node].name if user.copy is None else self.names.get(user.copy, "")
-            outside = [c for c in self.nodes[user.node].deps if c not in inside and self.state.gives(c, s)]
-            if name and outside:
-                users[name] = None
-                for c in outside:
-                    needed.update(dict.fromkeys(self._through(c, s)))
+def _collect(
+    state: LiveState, s: StorageId, part: Part, names: dict[Again, str], needed: set[NodeId], users: dict[str, None]
+) -> None:
+    """Who takes the new storage, and through which views, to the maker, that must be made again, too."""
+    nodes, inside = state.problem.nodes, {user.node for user in part.users if user.copy is None}
 
-    def _through(self, v: NodeId, s: StorageId) -> Iterable[NodeId]:
-        """A view, and the views that it looks through, to the maker."""
-        found, todo = {v: None}, [v]
-        while todo:
-            for c in self.nodes[todo.pop()].deps:
-                if c not in found and self.state.gives(c, s):
-                    found[c] = None
-                    todo.append(c)
-        return found
+    def through(v: NodeId) -> list[NodeId]:
+        return [u for u in nodes[v].deps if state.gives(u, s)]
 
-    def _number(self, what: str, nodes: Iterable[NodeId]) -> int:
-        number = 1 + max(self.numbers.get((what, v), 0) for v in nodes)
-        self.numbers.update({(what, v): number for v in nodes})
-        return number
+    for user in part.users:
+        name = nodes[user.node].name if user.copy is None else names.get(user.copy, "")
+        outside = [u for u in through(user.node) if u not in inside]
+        if name and outside:
+            users[name] = None
+            needed.update(outside, find_reachable(outside, through))

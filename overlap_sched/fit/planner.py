@@ -12,23 +12,17 @@ Plans within a limit are values chosen along an order, the problem rewritten, or
 The original graph in its best order is a plan, too. What is tried is counted, nothing timed.
 
 Some plans begin with a fission. Where nothing communicates, what runs in parts is the shortest that a plan which begins
-so can be: recomputation and copies only add to it. And it takes what its nodes take, one after the other, so that is
-known before any is made. So a fission is left out that is slower than what is found, or too slow already::
-
-    step asked for, or found      |
-    without a fission    ---------+            +0.2 %
-    2 parts              -----------           +0.3 %    not made: it cannot be the answer
-    4 parts              ---------------       +0.9 %
+so can be: recomputation and copies only add to it. So nothing more is looked for behind one that is too slow already.
 
 Live bytes within a limit are not enough where they leave holes: what torch's caching allocator makes of plans counts.
 """
 
-import math
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
+from itertools import product
 
 from overlap_sched.errors import OptionsError, OverlapSchedWarning, RewriteError, VerificationError
 from overlap_sched.fit.answer import Effect, Faster, Fit, FitPoint, Held, Question
@@ -44,7 +38,7 @@ from overlap_sched.scheduler.task import SAME_STEP, Reference, Task
 from overlap_sched.simulate.allocator import Requests, requests_of
 from overlap_sched.simulate.ledger import LiveRanges
 from overlap_sched.transform.apply import apply, host_bytes
-from overlap_sched.transform.prices import Prices, fissioned_us
+from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.rewrites import Fission, Rewrite
 from overlap_sched.transform.search import Limit, finish, halve, run_policies, undominated
 
@@ -111,7 +105,7 @@ def fit(
         extra: Further rewrites, each a candidate of its own (a fission); tried one after
             the other, and kept where the answer gets better.
         fissions: Ways to run much of the graph in parts, of which a plan begins with at most one
-            (:func:`overlap_sched.fx.rewrites.batches.batch_fissions`). Other rewrites are searched for behind those
+            (:func:`overlap_sched.fx.fitting.batch_fissions`). Other rewrites are searched for behind those
             that promise most.
         effort: How much is tried: 0, 1 or 2.
         tell: Hears what is being done.
@@ -135,27 +129,19 @@ def fit(
         )
     options = options_given(options)
     ordered, names = tuple(kind for kind in KINDS if kind in kinds), None if rerun is None else frozenset(rerun)
-    search = FitSearch(FitContext(problem, prices, options, ordered, names, host_limit_bytes, effort), tell)
+    search = FitSearch(problem, prices, options, ordered, names, host_limit_bytes, effort, tell)
     needed = needed_bytes(LiveRanges(problem), problem.original_order, replayed_allocator(options))
-    limit, fell_back = question.limit(needed, search.start.without.step_us), None
-    ways = Ways(search, fissions, limit)
-    start = search.start
+    limit, fell_back, begun = question.limit(needed, search.start.without.step_us), None, tuple[FitPoint, ...]()
     try:
-        start = _search(search, ways, extra)
+        begun = _search(search, limit, fissions, extra)
     except Exception as error:  # what fails here must not take the training job with it
         fell_back = f"{type(error).__name__}: {error}"
         if options.strict:
             raise VerificationError(f"fitting {problem.name!r} failed: {fell_back}") from error
         message = f"overlap_sched fits nothing in {problem.name!r}: {fell_back}"
         warnings.warn(message, OverlapSchedWarning, stacklevel=2)
-        search.points = [start.without]
+        search.points = [search.start.without]
     best, held = held_best(search.points, limit, options)
-    if held is not None and held.over_bytes and ways.left and fell_back is None:  # slower, and perhaps without holes
-        ways.make(all_=True)
-        best, held = held_best(search.points, limit, options)
-    if held is not None and held.over_bytes and fell_back is None:
-        _lower(start, limit)
-        best, held = held_best(search.points, limit, options)
     return Fit(
         best=best,
         original=search.original,
@@ -166,44 +152,38 @@ def fit(
         tried=search.tried,
         fell_back=fell_back,
         held=held,
-        effects=_effects(search, best, ways.found),
+        effects=_effects(search, best, begun),
     )
-
-
-@dataclass(frozen=True)
-class FitContext:
-    """What every plan shares.
-
-    Attributes:
-        problem: As it was. prices: of new nodes. options: of the scheduler.
-        kinds: What may be done: ``"recompute"``, ``"offload"``.
-        rerun: Names of nodes that may run again; ``None``: by operator.
-        host_limit_bytes: Pinned host memory at most; ``None``: no limit.
-        effort: How much is tried.
-    """
-
-    problem: Problem
-    prices: Prices
-    options: Options
-    kinds: tuple[str, ...]
-    rerun: frozenset[str] | None
-    host_limit_bytes: int | None
-    effort: int
 
 
 class FitSearch:
     """All plans for one problem.
 
     Attributes:
-        asked: What is asked for.
+        problem: As it was. prices: of new nodes. options: of the scheduler.
+        kinds: What may be done: ``"recompute"``, ``"offload"``.
+        rerun: Names of nodes that may run again; ``None``: by operator.
+        host_limit_bytes: Pinned host memory at most; ``None``: no limit.
+        effort: How much is tried. tell: hears what is being done.
         original: The graph as it was. start: plans of that begin here.
         points: The frontier: by ascending peak and descending step.
         tried: How many plans were made.
     """
 
-    def __init__(self, asked: FitContext, tell: Callable[[str], None] = lambda text: None) -> None:
-        """Measure the graph as it is; ``tell`` hears what is being done."""
-        self.asked, self.tell = asked, tell
+    def __init__(
+        self,
+        problem: Problem,
+        prices: Prices,
+        options: Options,
+        kinds: tuple[str, ...],
+        rerun: frozenset[str] | None,
+        host_limit_bytes: int | None = None,
+        effort: int = 2,
+        tell: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """Measure the graph as it is."""
+        self.problem, self.prices, self.options, self.kinds, self.rerun = problem, prices, options, kinds, rerun
+        self.host_limit_bytes, self.effort, self.tell = host_limit_bytes, effort, tell
         self.points: list[FitPoint] = []
         self.tried = 0
         self.original = self.begin_with(())
@@ -215,13 +195,12 @@ class FitSearch:
         Raises:
             RewriteError: They cannot be done.
         """
-        asked = self.asked
-        problem = apply(asked.problem, rewrites, asked.prices) if rewrites else asked.problem
+        problem = apply(self.problem, rewrites, self.prices) if rewrites else self.problem
         return self.keep(tuple(rewrites), problem, problem.original_order)
 
     def keep(self, rewrites: tuple[Rewrite, ...], problem: Problem, order: Order) -> FitPoint:
         """Judge a plan, and put it on the frontier, where it belongs there."""
-        new, limit = point(rewrites, problem, order), self.asked.host_limit_bytes
+        new, limit = point(rewrites, problem, order), self.host_limit_bytes
         if limit is None or new.host_bytes <= limit:
             self.points = undominated([*self.points, new])
         return new
@@ -237,7 +216,7 @@ class Start:
 
     Attributes:
         before: Rewrites that it comes of. problem: it.
-        rerun: As of :class:`FitContext`, with parts of what may run again.
+        rerun: As of :class:`FitSearch`, with parts of what may run again.
         without: It in the best order without more rewrites.
 
     Where nothing communicates, what runs in parts stays in the order in which it is emitted.
@@ -246,13 +225,12 @@ class Start:
     def __init__(self, search: FitSearch, begun: FitPoint) -> None:
         """Schedule it."""
         self.search, self.before, self.problem = search, begun.rewrites, begun.problem
-        asked, fissions = search.asked, [one for one in begun.rewrites if isinstance(one, Fission)]
-        self.rerun = asked.rerun
-        for one in fissions if asked.rerun is not None else ():
-            assert self.rerun is not None
-            again = {one.part(name, p) for name in one.nodes if name in self.rerun for p in range(one.parts)}
-            self.rerun = self.rerun | again
-        self.options = replace(asked.options, rewrites=(), memory_limit=None, memory_model=asked.problem.memory_model)
+        self.rerun, fissions = search.rerun, [one for one in begun.rewrites if isinstance(one, Fission)]
+        for one in fissions:
+            if self.rerun is not None:
+                self.rerun |= {one.part(name, p) for name in one.nodes if name in self.rerun for p in range(one.parts)}
+        model = search.problem.memory_model
+        self.options = replace(search.options, rewrites=(), memory_limit=None, memory_model=model)
         self._laid_out = bool(fissions) and not self.problem.collectives
         self._large = len(self.problem.nodes) > LARGE
         self.without = begun
@@ -263,7 +241,7 @@ class Start:
     def lowest(self) -> Order:
         """The order with the lowest peak that is found."""
         self.search.tell("looking for the order with the lowest peak")
-        order = best_order(self.problem, effort=0 if self._large else min(self.search.asked.effort, 1)).order
+        order = best_order(self.problem, effort=0 if self._large else min(self.search.effort, 1)).order
         self.search.keep(self.before, self.problem, order)
         return order
 
@@ -281,19 +259,16 @@ class Start:
 
         halve(low, limit.best(self.search.points).peak_bytes, reach, most, CLOSE, MISSES)
 
-    def at(
-        self, limit_bytes: int, enough_us: float = 0.0, otherwise: Callable[[], None] = lambda: None
-    ) -> FitPoint | None:
+    def at(self, limit_bytes: int, enough_us: float = 0.0) -> FitPoint | None:
         """Look for plans within a limit; return the shortest known then. The graph as it is comes first.
 
         Args:
             limit_bytes: It.
             enough_us: Where a plan is as short as this, no other one is looked for.
-            otherwise: Done where the original order gives no plan, before other orders are tried.
         """
         self._order_alone(limit_bytes)
         best: tuple[float, tuple[Rewrite, ...], Problem] | None = None
-        for found in self._plans(limit_bytes, otherwise):
+        for found in self._plans(limit_bytes):
             self.search.tell(FOUND)
             if best is None or found[0] < best[0]:
                 best = found
@@ -307,7 +282,7 @@ class Start:
         """The graph as it is, in an order within the limit, where there is one."""
         if self.search.within(limit_bytes) is not None or limit_bytes >= self.without.peak_bytes:
             return
-        if self._laid_out or (self._large and self.search.asked.kinds):
+        if self._laid_out or (self._large and self.search.kinds):
             return
         if point(self.before, self.problem, self.lowest).peak_bytes <= limit_bytes:
             self._finish(self.before, self.problem.renumbered(self.lowest), limit_bytes)
@@ -315,42 +290,31 @@ class Start:
     def _finish(self, rewrites: tuple[Rewrite, ...], problem: Problem, limit_bytes: int) -> None:
         self.search.keep(rewrites, problem, finish(problem, problem.original_order, self.options, limit_bytes)[1].order)
 
-    def _plans(
-        self, limit_bytes: int, otherwise: Callable[[], None]
-    ) -> Iterator[tuple[float, tuple[Rewrite, ...], Problem]]:
-        """Plans within the limit and their steps, from each order by each recipe; of large graphs from one alone."""
-        asked, some = self.search.asked, False
+    def _plans(self, limit_bytes: int) -> Iterator[tuple[float, tuple[Rewrite, ...], Problem]]:
+        """Plans within the limit and their steps, from each order by each recipe; of large graphs from one alone.
+
+        Orders: the original, and the one with the lowest peak where that is another. Recipes: what a copy's time counts
+        as, and what is high.
+        """
+        asked, some = self.search, False
         aims = AIMS[: asked.effort + 1] if self.problem.collectives or "offload" in asked.kinds else AIMS[:1]
-        for order in self._orders():
-            problem = self.problem.renumbered(order)
-            for greedy in self._recipes(problem, limit_bytes):
+        both = set(asked.kinds) >= set(KINDS) and not self._large
+        recipes = list(product(WEIGHTS if both else WEIGHTS[:1], HIGH[:1] if self._large else HIGH))
+        for lowest in (False, True):
+            if lowest and (self._laid_out or (some and self._large) or self.lowest == self.problem.original_order):
+                return
+            problem = self.problem.renumbered(self.lowest if lowest else self.problem.original_order)
+            for weight, high in recipes:
+                link = LinkTime(asked.prices.host) if "offload" in asked.kinds else None
+                state = LiveState(problem, limit_bytes, self.rerun)
+                greedy = Greedy(state, link, asked.host_limit_bytes, asked.kinds, weight, high)
                 for aim in aims:  # what has been chosen for one stays for the next
                     found = self._choose(greedy, limit_bytes, int(limit_bytes * aim))
                     if found is None:  # what cannot be brought to the limit cannot be brought below it
                         break
                     some = True
-                    self.search.tried += 1
+                    asked.tried += 1
                     yield found
-            if not some:
-                otherwise()
-            elif self._large:
-                break
-
-    def _orders(self) -> Iterator[Order]:
-        """Orders to choose along: the original, the one with the lowest peak where that is another."""
-        yield self.problem.original_order
-        if not self._laid_out and self.lowest != self.problem.original_order:
-            yield self.lowest
-
-    def _recipes(self, problem: Problem, limit_bytes: int) -> Iterator[Greedy]:
-        """Ways to choose: by what a copy's time counts as, and by what is high."""
-        asked = self.search.asked
-        both = set(asked.kinds) >= set(KINDS) and not self._large
-        for weight in WEIGHTS if both else WEIGHTS[:1]:
-            for high in HIGH[:1] if self._large else HIGH:
-                link = LinkTime(asked.prices.host, 0.0) if "offload" in asked.kinds else None
-                state = LiveState(problem, limit_bytes, self.rerun)
-                yield Greedy(state, link, asked.host_limit_bytes, asked.kinds, weight, high)
 
     def _choose(
         self, greedy: Greedy, limit_bytes: int, aim_bytes: int
@@ -361,7 +325,7 @@ class Start:
             greedy.run(min(aim_bytes, state.limit_bytes))
             made = rewrites_of(state)
             try:
-                problem = apply(state.problem, made, self.search.asked.prices)
+                problem = apply(state.problem, made, self.search.prices)
             except RewriteError:
                 return None
             rewrites, task = (*self.before, *made), Task(problem, self.options, limit_bytes)
@@ -379,87 +343,50 @@ class Start:
         return None
 
 
-class Ways:
-    """Fissions that a plan may begin with, and what those that have been made make of the step.
-
-    Attributes:
-        found: Per fission that has been made, its plan.
-        bound: Whether no plan that begins with one is shorter than it.
-    """
-
-    def __init__(self, search: FitSearch, fissions: Sequence[Fission], limit: Limit) -> None:
-        """Time them, where that can be known; none is made yet."""
-        self.search, self.limit, asked = search, limit, search.asked
-        self.bound = not asked.problem.collectives
-        self.found: list[FitPoint] = []
-        self._left = [(0.0, one) for one in fissions]
-        if self.bound:
-            self._left = []
-            for one in fissions:
-                with suppress(RewriteError):
-                    self._left.append((fissioned_us(asked.problem, one, asked.prices), one))
-            self._left.sort(key=lambda pair: pair[0])
-
-    @property
-    def left(self) -> tuple[Fission, ...]:
-        """Those that have not been made."""
-        return tuple(one for _, one in self._left)
-
-    def make(self, all_: bool = False) -> None:
-        """Make those that may answer, or all, the fastest first."""
-        limit, search, waiting, self._left = self.limit, self.search, self._left, []
-        for step_us, one in waiting:
-            best, longest_us = limit.best(search.points), limit.us
-            if longest_us is None:
-                longest_us = best.step_us if best.peak_bytes <= (limit.bytes or 0) else math.inf
-            if not all_ and step_us * (1 - 1e-9) > longest_us:  # sums of the same times in another order
-                self._left.append((step_us, one))
-                continue
-            with suppress(RewriteError):
-                plan = search.begin_with((one,))
-                search.tried += 1
-                self.found.append(plan)
-                if limit.bytes is not None and plan.peak_bytes <= limit.bytes:
-                    search.tell(FOUND)
-
-    def promising(self, points: Sequence[FitPoint]) -> list[FitPoint]:
-        """Return behind which of them to search, the most promising first.
-
-        Within a memory limit: the fastest of those that do not yet keep it, or all where there is communication to
-        hide. Within a step limit: those with the lowest peaks.
-        """
-        limit, best = self.limit, self.limit.best(points)
-
-        def may_win(plan: FitPoint) -> bool:
-            if limit.bytes is None:
-                return plan.step_us <= (limit.us or 0.0)
-            shorter = best.peak_bytes > limit.bytes or plan.step_us < best.step_us * (1 - SAME_STEP)
-            return plan.peak_bytes > limit.bytes and shorter  # one that keeps it is a plan as it is
-
-        kept = [plan for plan in self.found if not self.bound or may_win(plan)]
-        by_step = limit.bytes is not None
-        kept.sort(key=lambda one: (one.step_us, one.peak_bytes) if by_step else (one.peak_bytes, one.step_us))
-        return kept[: SEARCHED[self.search.asked.effort]]
-
-
-def _search(search: FitSearch, ways: Ways, extra: Sequence[Rewrite | tuple[Rewrite, ...]]) -> Start:
-    """Look for plans from the graph as it is, then from what others begin with; return where the best begin."""
-    limit, start = ways.limit, search.start
+def _search(
+    search: FitSearch, limit: Limit, fissions: Sequence[Fission], extra: Sequence[Rewrite | tuple[Rewrite, ...]]
+) -> tuple[FitPoint, ...]:
+    """Look for plans from the graph as it is, then from what others begin with; return the fissions, each alone."""
+    start, begun = search.start, list[FitPoint]()
     if limit.bytes is not None:
-        start.at(limit.bytes, otherwise=ways.make)
-    ways.make()
-    for begun in ways.promising(search.points):
-        start = _better_start(start, begun, limit, limit.key(limit.best(search.points)))
+        start.at(limit.bytes)
+    for one in fissions:
+        with suppress(RewriteError):
+            begun.append(search.begin_with((one,)))
+            search.tried += 1
+            if limit.bytes is not None and begun[-1].peak_bytes <= limit.bytes:
+                search.tell(FOUND)
+    for plan in _promising(search, limit, begun):
+        start = _better_start(start, plan, limit, limit.key(limit.best(search.points)))
     if limit.us is not None:  # what is in parts is quickly found, and leaves less to look for
         search.start.answer(limit)
     for more in extra:
         best = limit.key(limit.best(search.points))
-        try:
-            begun = search.begin_with((*start.before, *(more if isinstance(more, tuple) else (more,))))
-        except RewriteError:
-            continue
-        start = _better_start(start, begun, limit, best)
-    return start
+        with suppress(RewriteError):
+            plan = search.begin_with((*start.before, *(more if isinstance(more, tuple) else (more,))))
+            start = _better_start(start, plan, limit, best)
+    _lower(start, limit)
+    return tuple(begun)
+
+
+def _promising(search: FitSearch, limit: Limit, begun: Sequence[FitPoint]) -> list[FitPoint]:
+    """Return behind which fissions to search, the most promising first.
+
+    Within a memory limit: the fastest of those that do not yet keep it, or all where there is communication to hide.
+    Within a step limit: those with the lowest peaks.
+    """
+    best = limit.best(search.points)
+
+    def may_win(plan: FitPoint) -> bool:
+        if limit.bytes is None:
+            return plan.step_us <= (limit.us or 0.0)
+        shorter = best.peak_bytes > limit.bytes or plan.step_us < best.step_us * (1 - SAME_STEP)
+        return plan.peak_bytes > limit.bytes and shorter  # one that keeps it is a plan as it is
+
+    kept = [plan for plan in begun if search.problem.collectives or may_win(plan)]
+    by_step = limit.bytes is not None
+    kept.sort(key=lambda one: (one.step_us, one.peak_bytes) if by_step else (one.peak_bytes, one.step_us))
+    return kept[: SEARCHED[search.effort]]
 
 
 def _better_start(start: Start, begun: FitPoint, limit: Limit, best: tuple[bool, float, float]) -> Start:
@@ -471,10 +398,9 @@ def _better_start(start: Start, begun: FitPoint, limit: Limit, best: tuple[bool,
 
 def _lower(start: Start, limit: Limit) -> None:
     """Look for plans of fewer live bytes, until one runs on a device of the limit."""
-    assert limit.bytes is not None
-    search, lacks, below = start.search, limit.bytes, limit.bytes
+    search, lacks, below = start.search, limit.bytes or 0, limit.bytes or 0
     for _ in range(LOWERED):
-        held = held_best(search.points, limit, search.asked.options)[1]
+        held = held_best(search.points, limit, search.options)[1]
         over_bytes = 0 if held is None else held.over_bytes
         if over_bytes:
             lacks, below = below, below - max(over_bytes, int(below * (1 - LOWERED_BY)))

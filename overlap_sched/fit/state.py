@@ -12,7 +12,6 @@ is nothing, a longer life, or its maker run again, and so on back::
 
     need(s, q)    s is live at q               nothing
                   its part before could last   where that is not over the limit: it does
-                  its part behind is a copy's  that copy may run sooner, at q
                   its maker may run again      at q, if all that it reads can be there: need(x, q) for each
 """
 
@@ -27,8 +26,8 @@ import numpy.typing as npt
 
 from overlap_sched.problem import Kind, NodeId, Position, Problem, StorageId
 from overlap_sched.simulate.ledger import LiveRanges
-from overlap_sched.transform.host import HostLink
-from overlap_sched.transform.recompute import is_view, refusal, writes
+from overlap_sched.transform.apply import is_view, refusal, writes
+from overlap_sched.transform.prices import HostLink
 
 Bytes = npt.NDArray[np.int64]
 LONGEST = 60
@@ -114,32 +113,28 @@ class LiveState:
         self.profile: Bytes = ranges.profile(problem.original_order).astype(np.int64)
         self.size = [storage.bytes for storage in problem.storages]
         self.writers: list[list[Position]] = [[] for _ in problem.storages]
-        self.fixed = [storage.pinned for storage in problem.storages]
         self.parts: list[list[Part]] = [[] for _ in problem.storages]
         for v, node in enumerate(nodes):
             if writes(node) or (node.kind is Kind.COLLECTIVE and not node.alloc):
                 for s in node.use:
                     self.writers[s].append(v)
-                    self.fixed[s] = True
-            if node.kind is Kind.OUTPUT:
-                for s in node.use:
-                    self.fixed[s] = True
+        given = {s for node in nodes if node.kind is Kind.OUTPUT for s in node.use}
+        self.fixed = [one.pinned or s in given or bool(self.writers[s]) for s, one in enumerate(problem.storages)]
         for live in ranges.of(problem.original_order):
             s = live.storage
             last = n - 1 if problem.storages[s].pinned else live.last
             made_by = problem.maker[s]
             self.parts[s] = [Part(live.first, last, [User(v) for v in (made_by, *ranges.users[s])])]
-        self.may_run_again = [self._may_run_again(v, rerun) for v in range(n)]
+        self.may_run_again = [
+            bool(node.alloc)
+            and not refusal(node)
+            and ("attention" not in node.op and "empty" not in node.op if rerun is None else node.name in rerun)
+            for node in nodes
+        ]
         self.copies: dict[NodeId, list[Again]] = {}
         self.beside = np.zeros(n, dtype=np.int64)
         self.alloc_bytes = ranges.alloc_bytes
         self.reloads: list[Reload] = []
-
-    def _may_run_again(self, v: NodeId, rerun: frozenset[str] | None) -> bool:
-        node = self.problem.nodes[v]
-        if refusal(node) or not node.alloc:
-            return False
-        return "attention" not in node.op and "empty" not in node.op if rerun is None else node.name in rerun
 
     @property
     def excess(self) -> Bytes:
@@ -154,12 +149,6 @@ class LiveState:
     def covers(self, s: StorageId, at: Position) -> Part | None:
         """The part that is live for a copy that runs just before a place."""
         return next((part for part in self.parts[s] if part.begin <= at <= part.end + 1), None)
-
-    def around(self, s: StorageId, at: Position) -> tuple[Part, Part | None]:
-        """The last part that begins before a place, and the next one."""
-        parts = self.parts[s]
-        k = bisect_right(parts, at, key=lambda part: part.begin)
-        return parts[k - 1], parts[k] if k < len(parts) else None
 
     def gives(self, v: NodeId, s: StorageId) -> bool:
         """Tell whether a node's result is the storage, or a view of it."""
@@ -292,26 +281,15 @@ class Remake:
         state = self.state
         if state.covers(s, at) is not None or s in self._seen:
             return FREE
-        before, behind = state.around(s, at)
+        parts = state.parts[s]
+        before = parts[bisect_right(parts, at, key=attrgetter("begin")) - 1]
         longer = state.added(before.end + 1, at - 1, state.size[s])
-        if not longer:
-            return self._extend(s, before, at, 0)
-        if behind is not None and isinstance(behind.source, Again):
-            price = self._pull(behind.source, at, depth)
-            if price is not None:
-                self._seen[s] = None
-                return price
-        if longer > self.spare or state.fixed[s]:
-            price = None if state.fixed[s] else self._make(s, at, depth)
-            if price is not None:
-                self._seen[s] = None
-                return price
-        return self._extend(s, before, at, longer)
-
-    def _extend(self, s: StorageId, before: Part, at: Position, longer: int) -> RemakePrice:
+        price = self._make(s, at, depth) if longer > self.spare and not state.fixed[s] else None
         self._seen[s] = None
+        if price is not None:
+            return price
         if self.commit:
-            self.state.profile[before.end + 1 : at] += self.state.size[s]
+            state.profile[before.end + 1 : at] += state.size[s]
             before.end = at - 1
         return RemakePrice(0.0, longer)
 
@@ -326,65 +304,31 @@ class Remake:
             parts.insert(bisect_left(parts, at, key=attrgetter("begin")), copy.parts[s])
         return None if price is None else price._replace(held=self.state.size[s])
 
-    def _pull(self, copy: Again, at: Position, depth: int) -> RemakePrice | None:
-        """A copy that is there runs sooner."""
-        state = self.state
-        node = state.problem.nodes[copy.node]
-        if self.commit and Remake(state, self.spare)._pull(copy, at, depth) is None:
-            return None
-        us, excess = 0.0, 0
-        for x in node.use:
-            price = self.need(x, at, depth + 1) if depth < DEEPEST else None
-            if price is None:
-                return None
-            us, excess = us + price.us, excess + price.excess
-        for s, part in copy.parts.items():
-            excess += state.added(at, part.begin - 1, state.size[s])
-        if self.commit:
-            for x in node.use:
-                state.unuse(x, copy)
-            copy.at = at
-            for x in node.use:
-                state.use(x, copy)
-            for s, part in copy.parts.items():
-                state.profile[at : part.begin] += state.size[s]
-                part.begin = at
-        return RemakePrice(us, excess)
-
 
 class LinkTime:
     """Slots of the link that are taken, in microseconds of the order."""
 
-    def __init__(self, link: HostLink, end_us: float) -> None:
-        """All is free, to the end of the order."""
-        self.link, self.end_us = link, end_us
+    def __init__(self, link: HostLink) -> None:
+        """All is free."""
+        self.link = link
         self._taken: list[tuple[float, float]] = []
 
     def slots(self, nbytes: int, from_us: float, to_us: float) -> tuple[float, float] | None:
         """Begin of a copy out, as soon as may be, and of one back, as late as may be; ``None``: not both between."""
-        us = self.link.copy_us(nbytes)
-        out = self._soonest(from_us, us)
-        back = self._latest(to_us, us)
-        return (out, back) if back is not None and out + us <= back else None
+        us, taken, out, back_end = self.link.copy_us(nbytes), self._taken, from_us, to_us
+        for begin, end in taken[max(bisect_left(taken, (from_us,)) - 1, 0) :]:
+            if out + us <= begin:
+                break
+            out = max(out, end)
+        for begin, end in reversed(taken[: bisect_left(taken, (to_us,))]):
+            if end <= back_end - us:
+                break
+            back_end = min(back_end, begin)
+        back = back_end - us
+        return (out, back) if out + us <= back and back >= 0 else None
 
     def take(self, nbytes: int, out_us: float, in_us: float) -> None:
         """Both slots are taken."""
         us = self.link.copy_us(nbytes)
         insort(self._taken, (out_us, out_us + us))
         insort(self._taken, (in_us, in_us + us))
-
-    def _soonest(self, from_us: float, us: float) -> float:
-        at, taken = from_us, self._taken
-        for begin, end in taken[max(bisect_left(taken, (from_us,)) - 1, 0) :]:
-            if at + us <= begin:
-                return at
-            at = max(at, end)
-        return at
-
-    def _latest(self, to_us: float, us: float) -> float | None:
-        end_at = to_us
-        for begin, end in reversed(self._taken[: bisect_left(self._taken, (to_us,))]):
-            if end <= end_at - us:
-                break
-            end_at = min(end_at, begin)
-        return end_at - us if end_at - us >= 0 else None

@@ -29,7 +29,7 @@ from overlap_sched.fx.operators import (
     traits_of,
 )
 from overlap_sched.problem import ANY_GROUP
-from overlap_sched.transform.host import OUT
+from overlap_sched.transform.prices import OUT
 
 
 class EffectiveCall(NamedTuple):
@@ -56,12 +56,7 @@ class EffectiveCall(NamedTuple):
 def call_of(node: fx.Node) -> EffectiveCall:
     """The operator that a node runs, which may be inside a wrapper, and its arguments."""
     if is_higher_order(node.target, "with_effects"):
-
-        def behind_token(value: Any) -> Any:
-            behind = value[1:] if isinstance(value, list | tuple) else ()
-            return behind[0] if len(behind) == 1 else behind
-
-        return EffectiveCall(node.args[1], node.args[2:], node.kwargs, behind_token)
+        return EffectiveCall(node.args[1], node.args[2:], node.kwargs, _behind_token)
     if is_higher_order(node.target, "auto_functionalized", "auto_functionalized_v2"):
         # functional until torch decides to write in place after all, which shows only in the node's meta
         return EffectiveCall(node.args[0], (), node.kwargs, lambda _: None)
@@ -72,10 +67,15 @@ def call_of(node: fx.Node) -> EffectiveCall:
     return EffectiveCall(node.target, node.args, node.kwargs)
 
 
+def _behind_token(value: Any) -> Any:
+    behind = value[1:] if isinstance(value, list | tuple) else ()
+    return behind[0] if len(behind) == 1 else behind
+
+
 def _only_call(graph: fx.Graph, operands: tuple[Any, ...]) -> EffectiveCall | None:
     """The one call of a sub-graph that is given these arguments; ``None``: it makes several, or none."""
     calls = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
-    if len(calls) != 1 or calls[0].op != "call_function":
+    if [call.op for call in calls] != ["call_function"]:
         return None
     (call,) = calls
     handed = dict(zip(graph.find_nodes(op="placeholder"), operands, strict=False))
@@ -139,7 +139,7 @@ def attribute_of(node: fx.Node) -> Any:
 GROUPS_KEY = "overlap_sched_groups"
 """Key of ``gm.meta`` under which a graph read from a file carries its process groups:
 ``{name: (size, ranks or None)}``."""
-SHARED = {"ao": OUT, "dc": "dc"}
+SHARED = {"ao": OUT, "dc": "dc", "deepep": "deepep"}
 """By namespace of operators that name no process group: how theirs is called."""
 
 
@@ -252,13 +252,10 @@ def _launched_by_call(node: fx.Node, call: EffectiveCall) -> list[Launched]:
     if not undeclared and traits.known:
         return []
     named = [group_of(value) for value in (*call.args, *call.kwargs.values()) if isinstance(value, str | fx.Node)]
-    groups = tuple(one for one in named if one and (one[1] is not None or _is_a_group(one[0], node.graph)))
+    calls = (other for other in node.graph.nodes if other.op == "call_function" and traits_of(other.target).comm)
+    known = {name_and_group(other)[0] for other in calls} if any(named) else set()
+    groups = tuple(one for one in named if one and (one[1] is not None or one[0] in known or live_ranks(one[0])))
     return [Launched(traits.op, groups, bool(groups), undeclared)]
-
-
-def _is_a_group(name: str, graph: fx.Graph) -> bool:
-    calls = (node for node in graph.nodes if node.op == "call_function" and traits_of(node.target).comm is not None)
-    return live_ranks(name) is not None or any(name_and_group(node)[0] == name for node in calls)
 
 
 def communicating(graph: fx.Graph) -> dict[int, Communication]:

@@ -54,6 +54,8 @@ COPIES_INPUT = frozenset({"dc::reduce_grad"})
 FREES = {"dc::release_param": "dc::allgather_param"}
 """Operators that free what another one of the same numbers (graph, parameter) has made, once all of these have run."""
 BLOCKING = {
+    # torchtitan/distributed/deepep: DeepEP's kernels, of one buffer and its group, waited for on the calling stream
+    "deepep": ("combine", "dispatch"),
     # waits for its work before it returns (torch/csrc/distributed/c10d/Functional.cpp)
     "_dtensor": ("shard_dim_alltoall",),
     "vllm": ("all_gather", "all_reduce", "reduce_scatter"),  # vllm/distributed/parallel_state.py: on the calling stream

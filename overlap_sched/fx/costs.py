@@ -19,7 +19,7 @@ from overlap_sched.fx.fusion import formula, rules_for, steps_of
 from overlap_sched.fx.operators import NO_CALL, Role, arguments_of, is_higher_order, only_wraps
 from overlap_sched.fx.reading import Reading
 from overlap_sched.problem import Group
-from overlap_sched.transform.host import PCIE_5
+from overlap_sched.transform.prices import PCIE_5
 
 _ROWS_READ = frozenset({"embedding", "index", "_unsafe_index", "index_select", "gather", "take"})
 """Operators of ``aten`` that read of their first argument, the table, as many rows as they give.

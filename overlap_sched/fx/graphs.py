@@ -46,10 +46,8 @@ def reorder(gm: fx.GraphModule | fx.Graph, nodes: Sequence[fx.Node]) -> None:
     """
     present = list(graph_of(gm).nodes)
     if len(nodes) != len(present) or set(nodes) != set(present):
-        raise ProblemError(
-            f"the order has {len(nodes)} nodes ({len(set(nodes))} different) and the graph has {len(present)}. "
-            "List each of the graph's nodes once."
-        )
+        counts = f"the order has {len(nodes)} nodes ({len(set(nodes))} different) and the graph has {len(present)}"
+        raise ProblemError(f"{counts}. List each of the graph's nodes once.")
     inputs = [node for node in present if node.op == "placeholder"]
     link(gm, with_ends(nodes, inputs))
 

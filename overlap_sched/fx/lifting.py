@@ -50,7 +50,7 @@ from overlap_sched.problem import FINISH, LAUNCH, OF_HOST, PART, Group, Kind, Me
 from overlap_sched.problem.contention import NO_CONTENTION
 from overlap_sched.problem.precedence import launched_on
 from overlap_sched.report.words.graph import AssumedSize
-from overlap_sched.transform.host import OUT
+from overlap_sched.transform.prices import OUT
 
 Which = Callable[[fx.Node], bool] | Collection[str]
 """Inputs: by name, or by a function of their nodes."""
@@ -77,11 +77,8 @@ def kept_inputs(
     stays, goes = _predicate(parameters, names, "parameters"), _predicate(donated, names, "donated")
     backward = any(node.name.startswith("tangents") for node in inputs)
     by_name = backward or memory_model == "tracker"
-    return {
-        node
-        for node in inputs
-        if stays(node) or STAYS in node.meta or (not goes(node) and (not by_name or node.name.startswith("primals")))
-    }  # fmt: skip
+    stay = [n for n in inputs if stays(n) or STAYS in n.meta]
+    return {*stay, *(n for n in inputs if not goes(n) and (not by_name or n.name.startswith("primals")))}
 
 
 def _predicate(which: Which | None, names: set[str], argument: str) -> Callable[[fx.Node], bool]:
@@ -90,10 +87,8 @@ def _predicate(which: Which | None, names: set[str], argument: str) -> Callable[
     wanted = {which} if isinstance(which, str) else set(which or ())
     if unknown := sorted(wanted - names):
         near = get_close_matches(unknown[0], sorted(names), n=1, cutoff=0.4)
-        raise OptionsError(
-            f"{argument} names {unknown[0]!r}, which is not an input of the graph"
-            f"{f' (did you mean {near[0]!r}?)' if near else ''}. Give names of inputs, or a function of their nodes."
-        )
+        hint = f"did you mean {near[0]!r}?" if near else "give names of inputs, or a function of their nodes."
+        raise OptionsError(f"{argument} names {unknown[0]!r}, which is not an input of the graph: {hint}")
     return lambda node: node.name in wanted or node.target in wanted
 
 
@@ -123,11 +118,12 @@ def groups_of(
         if name not in given
     }
     if any(not one.ranks for one in facts.values()):
-        steps = []
-        for v, traits in enumerate(reading.traits):
-            works = not traits.free and traits.comm is None
-            op = "" if traits.comm is None else traits.comm.op
-            steps.append(DataflowNode(reading.inputs[v], works, op, name_of.get(v, "")))
+        steps = [
+            DataflowNode(
+                reading.inputs[v], not (t.free or t.comm), "" if t.comm is None else t.comm.op, name_of.get(v, "")
+            )
+            for v, t in enumerate(reading.traits)
+        ]
         shards = sharding_groups(steps)
         facts = {name: one._replace(shards=name in shards) for name, one in facts.items()}
     placed = place(facts, nodes)
@@ -285,14 +281,11 @@ def _host_nodes(nodes: Sequence[Node], groups: Mapping[str, Group], model: CostM
     works = {v: Collective(node.op, node.bytes, groups[name]) for v, node, name in collectives if name is not None}
     times = {v: (LAUNCH, model.launch_us(work)) for v, work in works.items()}
     if isinstance(model, FinishingModel):
-        own = {node.collective for node in nodes if node.kind is Kind.WAIT and node.op != PART}
-        for v, node in enumerate(nodes):
-            if (
-                node.kind is Kind.WAIT
-                and node.collective is not None
-                and (node.op != PART or node.collective not in own)
-            ):
-                times[v] = FINISH, model.finish_us(works[node.collective])
+        waits = [(v, node) for v, node in enumerate(nodes) if node.kind is Kind.WAIT]
+        own = {node.collective for _, node in waits if node.op != PART}
+        for v, (op, at) in ((v, (node.op, node.collective)) for v, node in waits):
+            if at is not None and (op != PART or at not in own):
+                times[v] = FINISH, model.finish_us(works[at])
     return {
         v: [Node(f"{nodes[v].name}.{op}", Kind.COMPUTE, nodes[v].deps, time_us=us, op=op)]
         for v, (op, us) in times.items()
@@ -440,15 +433,9 @@ def lift(
     notes["hazard"] = sum(len(before.difference(reading.inputs[v])) for v, before in after.items())
     notes["fence"] = list(reading.ordering.values()).count(Ordering.FENCE)
     priced = zip(nodes, stands_for, strict=True)
+    name = name or (type(gm).__name__ if isinstance(gm, fx.GraphModule) else "graph")
     return Lifted(
-        Problem(
-            name or (type(gm).__name__ if isinstance(gm, fx.GraphModule) else "graph"),
-            nodes,
-            storages,
-            used_groups,
-            memory_model,
-            beside,
-        ),
+        Problem(name, nodes, storages, used_groups, memory_model, beside),
         tuple([reading.nodes[v] for v in stands_for]),
         {k: n for k, n in sorted(notes.items()) if n},
         tuple([costs.prices[v] if node.op not in OF_HOST else Price(node.time_us, "table") for node, v in priced]),

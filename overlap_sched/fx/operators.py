@@ -224,9 +224,7 @@ def declare_operator(op: Any, *, communicates: bool) -> None:
     """
     name = _name_of(op)
     if not re.fullmatch(r"[^.:]+::[^.:]+", name):
-        raise OptionsError(
-            f"{op!r} is no operator. Give torch.ops.library.operator, or a name: 'library::operator', 'library::*'."
-        )
+        raise OptionsError(f"{op!r} is no operator. Give torch.ops.library.operator, or a name: 'library::operator'.")
     if not isinstance(communicates, bool):
         raise OptionsError(f"communicates is {communicates!r}; it is True or False.")
     _declared[name] = communicates
@@ -244,15 +242,11 @@ def undeclared_text(found: Mapping[str, bool], kept: bool, apart: bool = False) 
     ``found``: whether they are taken for communication. ``kept``: launches keep their order, and so do the others then.
     ``apart``: process groups are kept apart, and so are the others.
     """
-    parts = {
-        "takes a process group, so it is taken for communication that blocks": [n for n in sorted(found) if found[n]],
-        f"may communicate, so it is kept {'in its place among launches' if kept else 'apart from what is in flight'}": [
-            name for name in sorted(found) if not found[name] and (kept or apart)
-        ],
-    }
-    said = [f"{', '.join(names)}: {what}" for what, names in parts.items() if names]
-    one = next((names[0] for names in parts.values() if names), "")
-    remedy = f"If not so: overlap_sched.declare_operator({one!r}, communicates=False)."
+    where = "in its place among launches" if kept else "apart from what is in flight"
+    takes, may = [n for n in sorted(found) if found[n]], [n for n in sorted(found) if not found[n] and (kept or apart)]
+    said = [f"{', '.join(takes)}: takes a process group, so it is taken for communication that blocks"] if takes else []
+    said += [f"{', '.join(may)}: may communicate, so it is kept {where}"] if may else []
+    remedy = f"If not so: overlap_sched.declare_operator({[*takes, *may, ''][0]!r}, communicates=False)."
     return f"{'; '.join(said)}. {remedy}" if said else None
 
 
@@ -262,24 +256,18 @@ def declarations() -> tuple[tuple[str, bool], ...]:
 
 
 def _name_of(op: Any) -> str:
-    if isinstance(op, str):
-        return op
-    schema = getattr(op, "_schema", None)  # of an overload
-    found = getattr(schema, "name", None) or getattr(op, "_qualified_op_name", None) or getattr(op, "_qualname", None)
+    of_overload = getattr(getattr(op, "_schema", None), "name", None)
+    found = of_overload or getattr(op, "_qualified_op_name", None) or getattr(op, "_qualname", op)
     return found if isinstance(found, str) else ""
 
 
 _IN_PLACE = {"delitem", "setitem", "iand", "ior"} | {f"i{name}" for name in operator.__all__}
-_PURE_FUNCTIONS: frozenset[Any] = frozenset(
-    f
-    for f in (
-        *(getattr(operator, name) for name in operator.__all__ if name not in _IN_PLACE),
-        *vars(math).values(),
-        *(getattr(torch, name) for name in torch.__all__ if name.startswith("sym_")),
-        *(int, float, bool, len, max, min, abs, round, pow, sum),
-    )
-    if callable(f)
-)
+_PURE_FUNCTIONS: frozenset[Any] = frozenset([
+    *(getattr(operator, name) for name in operator.__all__ if name not in _IN_PLACE),
+    *filter(callable, vars(math).values()),
+    *(getattr(torch, name) for name in torch.__all__ if name.startswith("sym_")),
+    *(int, float, bool, len, max, min, abs, round, pow, sum),
+])  # fmt: skip
 """Functions of numbers and sizes."""
 _FENCES: frozenset[Any] = frozenset({torch._C._set_grad_enabled, torch.amp._enter_autocast, torch.amp._exit_autocast})
 _effect_of: Callable[[OpOverload], Any] = getattr(effects, "_get_effect", lambda op: None)  # torch 2.12
@@ -316,10 +304,8 @@ def traits_of(target: Any) -> OperatorTraits:
     if isinstance(target, HigherOrderOperator):
         return traits_of_higher_order(target)
     name = getattr(target, "__name__", str(target))
-    if target is operator.getitem:
-        return OperatorTraits(name, free=True, selects=True)
     if target in _PURE_FUNCTIONS:
-        return OperatorTraits(name, free=True)
+        return OperatorTraits(name, free=True, selects=target is operator.getitem)
     if target in _FENCES:
         return OperatorTraits(name, Ordering.FENCE)
     if target in fx.node._side_effectful_functions:  # torch._assert and the like: Python functions that only look
@@ -420,13 +406,8 @@ def only_wraps(target: object) -> bool:
 
 def traits_of_higher_order(op: HigherOrderOperator) -> OperatorTraits:
     """Traits of a higher-order operator; those of what it runs are found where the node is read."""
-    families = (
-        (_PURE, Ordering.NONE, False),
-        (_RANDOM, Ordering.RANDOM, False),
-        (_WRITING, Ordering.NONE, True),
-        (_EFFECT, Ordering.EFFECT, False),
-    )
-    for names, ordering, writes_all in families:
+    orderings = {_PURE: Ordering.NONE, _RANDOM: Ordering.RANDOM, _WRITING: Ordering.NONE, _EFFECT: Ordering.EFFECT}
+    for names, ordering in orderings.items():
         if is_higher_order(op, *names):
-            return OperatorTraits(op.name(), ordering, writes_all=writes_all, nested=True)
+            return OperatorTraits(op.name(), ordering, writes_all=names is _WRITING, nested=True)
     return OperatorTraits(op.name(), Ordering.BARRIER, known=False, writes_all=True)

@@ -1,7 +1,7 @@
 """Read a graph once: what every node takes, gives, writes, launches and waits for. Later steps look only here."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -209,11 +209,7 @@ class Reading:
     @property
     def undeclared(self) -> dict[str, bool]:
         """Operators of other libraries of which nothing was said, and whether they are taken for communication."""
-        found: dict[str, bool] = {}
-        for v in sorted(self.communicates):
-            for name, certain in self.communicates[v].undeclared:
-                found[name] = certain or found.get(name, False)
-        return found
+        return dict(sorted({one for communication in self.communicates.values() for one in communication.undeclared}))
 
     @property
     def launches(self) -> list[int]:
@@ -309,12 +305,11 @@ class _Reader:
 
     def _frees(self, v: int, node: fx.Node) -> None:
         """Have what frees a storage by the numbers that it was made with use that storage: it is live until then."""
-        name, numbers = node.target._schema.name, tuple(node.args[1:3])
+        r, name, numbers = self.reading, node.target._schema.name, tuple(node.args[1:3])
         if name in FREES.values():
-            self.made[name, numbers] = self.reading.outs[v]
+            self.made[name, numbers] = r.outs[v]
         elif name in FREES:
-            made = self.made.get((FREES[name], numbers), ())
-            self.reading.takes[v] = tuple(dict.fromkeys([*self.reading.takes[v], *made]))
+            r.takes[v] = tuple(dict.fromkeys([*r.takes[v], *self.made.get((FREES[name], numbers), ())]))
 
     def _look(self, v: int, kind: str) -> None:
         """Note which outputs of collectives a node takes by a value that no wait has given.
@@ -412,10 +407,9 @@ class _Reader:
             r.ordering[v] = ordering
         if not traits.known:
             r.notes["unknown_op"] += 1
+        written = [n for arg in traits.writes for n in _nodes_in(arg.of(args, kwargs))]
         if traits.writes_all or ordering >= Ordering.BARRIER:
             written = [r.nodes[u] for u in r.looked_at(v)]
-        else:
-            written = [n for arg in traits.writes for n in _nodes_in(arg.of(args, kwargs))]
         roots = tuple(dict.fromkeys(s for n in written for s in r.outs[self.index[n]]))
         if roots:
             r.writes[v] = roots
@@ -425,11 +419,10 @@ class _Reader:
                 r.overwritten_bytes[v] = sum(r.value_bytes[self.index[n]] for n in written)
         if traits.non_blocking is not None:
             ends = tuple(dict.fromkeys((*r.takes[v], *r.outs[v])))
-            if len({r.storages.device[s] == "cpu" for s in ends}) == 2:  # to or from the host
-                if traits.non_blocking.of(args, kwargs, False):
-                    r.transfers[v] = ends
-                else:
-                    r.syncs.add(v)
+            to_host_or_from = len({r.storages.device[s] == "cpu" for s in ends}) == 2
+            returns_early = traits.non_blocking.of(args, kwargs, False)
+            r.transfers |= {v: ends} if to_host_or_from and returns_early else {}
+            r.syncs |= {v} if to_host_or_from and not returns_early else set()
         if traits.syncs:
             r.syncs.add(v)
         if traits.comm is not None:
@@ -479,16 +472,12 @@ class _Reader:
                 self.bodies[body] = read_graph(body.graph)
             inner = self.bodies[body]
             self.reading.inner[v] = (*self.reading.inner.get(v, ()), inner)
-            if inner.writes or any(traits.comm for traits in inner.traits):
-                ordering = Ordering.BARRIER
-            else:
-                ordering = max([ordering, *inner.ordering.values()])
+            barrier = [Ordering.BARRIER] if inner.writes or any(traits.comm for traits in inner.traits) else []
+            ordering = max([ordering, *barrier, *inner.ordering.values()])
         return ordering
 
 
-def _nodes_in(argument: Any) -> Iterator[fx.Node]:
-    if isinstance(argument, list | tuple | dict):
-        for item in argument.values() if isinstance(argument, dict) else argument:
-            yield from _nodes_in(item)
-    elif isinstance(argument, fx.Node):
-        yield argument
+def _nodes_in(argument: Any) -> list[fx.Node]:
+    found: list[fx.Node] = []
+    fx.node.map_arg(argument, found.append)
+    return found

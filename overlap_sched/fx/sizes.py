@@ -120,10 +120,8 @@ class SizeLimits:
         if not math.isfinite(rest):
             return False
         limit = Fraction(rest) / n
-        if n > 0:
-            new = Interval(old.low, min(old.high, math.floor(limit)))
-        else:
-            new = Interval(max(old.low, math.ceil(limit)), old.high)
+        low, high = (old.low, min(old.high, math.floor(limit))) if n > 0 else (max(old.low, math.ceil(limit)), old.high)
+        new = Interval(low, high)
         if new == old or new.low > new.high or NUMBER_LIMIT <= new.high < math.inf:
             return False
         self.intervals[symbol] = new
@@ -136,15 +134,15 @@ class SizeLimits:
     def _interval(self, term: sympy.Basic) -> Interval:
         if isinstance(term, sympy.Symbol):
             return self.intervals.get(term, Interval())
-        known = {symbol: self._interval(symbol) for symbol in term.free_symbols}
-        ends = {
-            symbol: [int(x) if math.isfinite(x) else int_oo * int(math.copysign(1, x)) for x in one]
-            for symbol, one in known.items()
-        }
+        known = {symbol: ValueRanges(*map(_as_sympy, self._interval(symbol))) for symbol in term.free_symbols}
         try:
-            return interval_of(bound_sympy(term, {symbol: ValueRanges(*one) for symbol, one in ends.items()}))
+            return interval_of(bound_sympy(term, known))
         except Exception:  # torch has no rule for some function
             return Interval()
+
+
+def _as_sympy(end: Number) -> Any:
+    return int(end) if math.isfinite(end) else int_oo * int(math.copysign(1, end))
 
 
 def interval_of(known: "ValueRanges[sympy.Expr]") -> Interval:

@@ -15,7 +15,7 @@ import hashlib
 import math
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import wraps
@@ -71,14 +71,12 @@ class Traffic:
 
 def traffic_in(nodes: Iterable[fx.Node]) -> Traffic:
     """That of the nodes of an FX graph."""
-    listed = list(nodes)
-    launches = launches_in(listed)
-    launching, before, count = set(launches), dict[Any, int](), 0
-    for node in listed:
+    launches, before = list[fx.Node](), dict[Any, int]()
+    for node in nodes:
         if waits(node):
-            before[node] = count
-        count += node in launching
-    return Traffic(launches, before)
+            before[node] = len(launches)
+        launches += [node] * bool(launched_by(node))
+    return Traffic(tuple(launches), before)
 
 
 def waits(node: fx.Node) -> bool:
@@ -86,9 +84,8 @@ def waits(node: fx.Node) -> bool:
     if node.op != "call_function":
         return False
     called = (node.target, *(argument for argument in node.args if isinstance(argument, OpOverload)))
-    if any(traits_of(one).role is Role.WAIT for one in called):
-        return True
-    return any(waits(inner) for body in bodies_of(node) if body is not None for inner in body.graph.nodes)
+    inside = (inner for body in bodies_of(node) if body is not None for inner in body.graph.nodes)
+    return any(traits_of(one).role is Role.WAIT for one in called) or any(map(waits, inside))
 
 
 def launches_in(nodes: Iterable[fx.Node]) -> Launches:
@@ -120,10 +117,8 @@ def _bytes_given(node: fx.Node) -> str:
     """The bytes of the tensors that a node is given; ``*``: not known before it runs."""
     values = [argument.meta.get("val") for argument in node.all_input_nodes]
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
-    sizes = [size for tensor in tensors for size in tensor.shape]
-    if not tensors or not all(type(size) is int for size in sizes):
-        return "*"
-    return str(sum(tensor.numel() * tensor.element_size() for tensor in tensors))
+    known = tensors and all(type(size) is int for tensor in tensors for size in tensor.shape)
+    return str(sum(tensor.numel() * tensor.element_size() for tensor in tensors)) if known else "*"
 
 
 def _groups(launched: Launched) -> Iterator[tuple[str, list[int] | None]]:
@@ -229,10 +224,9 @@ def note_earlier_code() -> None:
     """Note what has been compiled without us, where Inductor has lowered something that communicates."""
     _compiled.look_for_reset()
     codes = convert_frame.output_codes.seen_ids - _compiled.ours
-    if codes and several_ranks():
-        written = (Path(str(module.__file__)) for module in PyCodeCache.modules)
-        if any("c10d_functional" in path.read_text(encoding="utf-8") for path in written if path.is_file()):
-            _compiled.earlier.update(codes)
+    written = (Path(str(module.__file__)) for module in PyCodeCache.modules if codes and several_ranks())
+    if any("c10d_functional" in path.read_text(encoding="utf-8") for path in written if path.is_file()):
+        _compiled.earlier.update(codes)
 
 
 def runs_earlier_code() -> bool:
@@ -302,12 +296,6 @@ def ask(mine: Digest, settings: Settings) -> Agreement | None:
     """
     if not asks(settings):
         return None
-    clock = SimpleNamespace(monotonic=time.monotonic, sleep=_sleep_for(settings))
-    return agree(mine, settings.timeout_s, ranks=settings.ranks, strict=settings.options.strict, clock=clock)
-
-
-def _sleep_for(settings: Settings) -> Callable[[float], None]:
-    """Between two looks; once it has taken long, one line says who is waited for."""
     late_at = time.monotonic() + LATE_S
 
     def sleep(seconds: float) -> None:
@@ -318,7 +306,8 @@ def _sleep_for(settings: Settings) -> Callable[[float], None]:
                 _say_who_is_late(settings)
         time.sleep(seconds)
 
-    return sleep
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=sleep)
+    return agree(mine, settings.timeout_s, ranks=settings.ranks, strict=settings.options.strict, clock=clock)
 
 
 def _say_who_is_late(settings: Settings) -> None:

@@ -40,7 +40,7 @@ from torch import fx
 from torch._inductor import config
 
 import overlap_sched
-from overlap_sched.distributed import Agreement, Digest
+from overlap_sched.distributed import Agreement, Digest, Verdict
 from overlap_sched.distributed.digest import LAUNCHES_KEPT, WAITS_KEPT
 from overlap_sched.distributed.sequences import Entry
 from overlap_sched.errors import AgreementError, SequenceError
@@ -151,20 +151,16 @@ class CachedOrder:
     def launches_as_in_force(self, settings: Settings) -> bool | None:
         """Tell whether it launches as is in force for its launches; ``None``: nothing is yet."""
         known = None if self.entry is None else agree.find_in_force(self.entry.launches, settings)
-        if known is None:
-            return None
-        if known != self.entry or agree.may_be_a_part(known, settings):
-            return False
-        agree.note_launches(known)
-        return True
+        alike = known == self.entry and (known is None or not agree.may_be_a_part(known, settings))
+        if known is not None and alike:
+            agree.note_launches(known)
+        return None if known is None else alike
 
-    def put_in_force(self, settings: Settings, agreement: Agreement) -> bool:
+    def put_in_force(self, settings: Settings, verdict: Verdict) -> bool:
         """Tell whether it launches as is in force from now on, as all ranks use it."""
         if self.entry is None:
             return True
-        verdict = agreement.verdict
-        together = (verdict.agreed or verdict.launches_alike) and not verdict.missing
-        known = agree.put_in_force(replace(self.entry, together=together), settings)
+        known = agree.put_in_force(replace(self.entry, together=verdict.meets), settings)
         if known is not None:
             agree.note_launches(known)
         return known is not None and replace(known, together=self.entry.together) == self.entry
@@ -204,38 +200,40 @@ def note_rewrites(graph: fx.Graph) -> Callable[[CachedOrder | None], None]:
 
 def with_rewrites(order: CachedOrder | None, graph: fx.Graph) -> CachedOrder | None:
     """Return the order that the code of a graph is to carry, with what :func:`note_rewrites` has left there."""
-    meta = {} if order is None else graph.output_node().meta
+    meta = graph.output_node().meta
     if order is None or _REWRITES not in meta:
         return order
-    asked: CachedOrder | None = meta[_REWRITES]
-    return None if asked is None else replace(order, rewrites=asked)
+    return meta[_REWRITES] and replace(order, rewrites=meta[_REWRITES])
 
 
-class Decisions(local):
-    """What the ranks have decided about code that was found and not used: for the compilation that follows."""
-
-    def __init__(self) -> None:
-        self.by_key: dict[str, Agreement] = {}
-
-    def take_or_ask(self, mine: Digest, settings: Settings) -> Agreement | None:
-        """Return what is kept, else ask all ranks, see :func:`overlap_sched.inductor.agree.ask`."""
-        return self.by_key.pop(mine.key) if mine.key in self.by_key else agree.ask(mine, settings)
+_decided = local()
 
 
-decisions = Decisions()
+def decided() -> dict[str, Agreement]:
+    """Return what ranks have decided about code that was found and not used, by key, for this thread to compile."""
+    return vars(_decided)
 
 
-def may_load(settings: Settings, source: str) -> tuple[bool, bool]:
-    """Tell whether code of a graph that torch has traced may be used, and whether it is to be dropped from the cache.
+def take_or_ask(mine: Digest, settings: Settings) -> Agreement | None:
+    """Return what is :func:`decided`, else ask all ranks, see :func:`overlap_sched.inductor.agree.ask`."""
+    return decided().pop(mine.key) if mine.key in decided() else agree.ask(mine, settings)
 
-    The settings are those with which it was compiled, by its cache key.
+
+def may_load(settings: Settings, source: str, traced: bool = True) -> tuple[bool, bool]:
+    """Tell whether code of a graph may be used, and whether it is to be dropped from the cache.
+
+    The settings are those with which it was compiled, by its cache key. ``traced``: torch has traced the graph.
 
     Raises:
         AgreementError: With ``strict``, where the ranks differ.
     """
-    if not agree.asks(settings) or not _COMMUNICATES.search(source):
+    communicates = _COMMUNICATES.search(source)
+    if not agree.asks(settings) or not (communicates or traced):
         return True, False
-    cached = read_order(source)
+    if not communicates:
+        record_cached(name_graph("graph"), settings.stage, communicates=False)
+        return True, False
+    cached = read_order(source) if traced else None
     if cached is None:
         return False, False
     questions = (cached,) if cached.rewrites is None else (cached.rewrites, cached)
@@ -258,8 +256,8 @@ def may_load(settings: Settings, source: str) -> tuple[bool, bool]:
             refused[key] = agreement
         use = one.fits(agreement) if one is cached else agreement.agreed == one.agreed
         if not use:  # if all have agreed on an order that only keeps launches, they look for a better one together
-            decisions.by_key |= refused  # others have planned by now: they will not be asked a second time
-        use = use and one.put_in_force(settings, agreement)
+            decided().update(refused)  # others have planned by now: they will not be asked a second time
+        use = use and one.put_in_force(settings, agreement.verdict)
         with guard(f"could not report on {name!r}"):  # it is settled
             if use and one is cached:
                 record_cached(name, settings.stage, agreement.reason)
@@ -292,23 +290,26 @@ def _patch_torch() -> bool:
     """Have torch's cache of FX graphs ask; ``False``: this torch works in another way."""
     from torch._inductor.codecache import FxGraphCache
     from torch._inductor.output_code import CompiledFxGraphConstantsWithGm
+    from torch.distributed.device_mesh import DeviceMesh
 
-    _leave_hashes_of_meshes_out_of_keys()
+    # torch pickles the mesh of DTensors into the key, with its hash, which is another one in each process: it is
+    # computed anew where it is missing
+    state_of = vars(DeviceMesh).get("__getstate__")
+    if state_of is not None:
+        DeviceMesh.__getstate__ = lambda mesh: {**state_of(mesh), "_hash": None}
     found = {name: getattr(FxGraphCache, name, None) for name in _FUNCTIONS}
     if not all(call is not None and list(signature(call).parameters) == _FUNCTIONS[k] for k, call in found.items()):
         return False
     load, save = FxGraphCache.cache_hit_post_compile, FxGraphCache._save_graph
 
     def load_if_agreed(graph: Any, cache_info: Any, constants: Any) -> Any:
-        settings = _settings_now()
+        settings, use, drop = _settings_now(), True, False
         if settings is not None:
             traced = isinstance(constants, CompiledFxGraphConstantsWithGm)  # else AOTAutograd's cache loads it
             use, drop = may_use(settings, graph.source_code, traced)
-            if drop:
-                shutil.rmtree(FxGraphCache._get_tmp_dir_for_key(graph._fx_graph_cache_key), ignore_errors=True)
-            if not use:
-                return None, cache_info
-        return load(graph, cache_info, constants)
+        if drop:
+            shutil.rmtree(FxGraphCache._get_tmp_dir_for_key(graph._fx_graph_cache_key), ignore_errors=True)
+        return load(graph, cache_info, constants) if use else (None, cache_info)
 
     def save_if_agreed(key: str, compiled_graph: Any, *more: Any, **by_name: Any) -> None:
         settings = _settings_now()
@@ -321,15 +322,9 @@ def _patch_torch() -> bool:
 
 
 def may_use(settings: Settings, source: str, traced: bool) -> tuple[bool, bool]:
-    """As :func:`may_load`, of any code; ``traced``: the graph has been. What fails is compiled: the pass then asks."""
+    """As :func:`may_load`; what fails is compiled: the pass then asks."""
     try:
-        communicates = bool(_COMMUNICATES.search(source))
-        if not traced:
-            return not communicates or not agree.asks(settings), False
-        use, drop = may_load(settings, source)
-        if use and not communicates and agree.asks(settings):
-            record_cached(name_graph("graph"), settings.stage, communicates=False)
-        return use, drop
+        return may_load(settings, source, traced)
     except Exception as error:
         if isinstance(error, SequenceError) or (settings.options.strict and isinstance(error, AgreementError)):
             raise
@@ -342,25 +337,6 @@ def may_save(settings: Settings, source: str) -> bool:
     with guard("keeps a graph out of torch's cache"):
         return not agree.asks(settings) or not _COMMUNICATES.search(source) or read_order(source) is not None
     return False
-
-
-def _leave_hashes_of_meshes_out_of_keys() -> None:
-    """Have a graph that takes DTensors the same cache key in every process.
-
-    torch pickles their mesh into the key, with the hash that it remembers. It is one of strings, so each process has
-    another. It is computed anew where it is missing.
-    """
-    from torch.distributed.device_mesh import DeviceMesh
-
-    state_of = vars(DeviceMesh).get("__getstate__")
-    if state_of is None:
-        return
-
-    def state(mesh: Any) -> dict[str, Any]:
-        found: dict[str, Any] = state_of(mesh)
-        return {**found, "_hash": None} if "_hash" in found else found
-
-    DeviceMesh.__getstate__ = state
 
 
 def _settings_now() -> Settings | None:

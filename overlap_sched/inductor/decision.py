@@ -23,13 +23,14 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from overlap_sched.distributed import Agreement, Digest, Verdict, digest_of
+from overlap_sched.distributed.digest import KEPT
 from overlap_sched.distributed.negotiation import LaunchChoice, chosen_digest, negotiate
 from overlap_sched.distributed.sequences import Entry, Launch
 from overlap_sched.errors import SequenceError, UnsupportedError
 from overlap_sched.fx.apply import Report
 from overlap_sched.inductor import agree
 from overlap_sched.inductor.agree import Launches, Traffic
-from overlap_sched.inductor.caches import CachedOrder, decisions, order_to_cache
+from overlap_sched.inductor.caches import CachedOrder, decided, order_to_cache, take_or_ask
 from overlap_sched.inductor.reporting import GraphReport, communicates, describe_error, record, warn
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.options import Options
@@ -64,11 +65,6 @@ class PlanRequest:
     settings: Settings
     keeps: bool = False
     follows: Entry | Proposal | None = None
-
-    @property
-    def in_force(self) -> bool:
-        """Tell whether a launch sequence must be followed, whatever that takes."""
-        return isinstance(self.follows, Entry)
 
 
 @dataclass(frozen=True)
@@ -196,7 +192,7 @@ def decide(graph: Graph, settings: Settings, options: Options | None = None) -> 
             return draft if draft.facts.standing is not None else draft.leave(UNKNOWN)
         draft, mine = _show(draft, options, draft.facts.key)
         # code of this graph was found in a cache and refused: what the ranks have decided then is known here
-        known = None if mine.key in decisions.by_key else agree.find_in_force(draft.facts.texts, settings)
+        known = None if mine.key in decided() else agree.find_in_force(draft.facts.texts, settings)
         if settings.follows and (known is None or not known.moves):  # off: torch's own order, asking nobody
             return draft.leave()
         if known is not None:
@@ -204,7 +200,7 @@ def decide(graph: Graph, settings: Settings, options: Options | None = None) -> 
                 agree.refuse(draft.report.name, PART_OF_OTHERS)
             if known.together and draft.entry(mine, True) == known:
                 draft = _cache(draft, mine, Agreement(True, Verdict(True)), known)
-        elif (agreement := decisions.take_or_ask(mine, settings)) is None:
+        elif (agreement := take_or_ask(mine, settings)) is None:
             known, settled = draft.entry(mine, True), True
         else:
             settled = agreement.agreed
@@ -215,9 +211,8 @@ def decide(graph: Graph, settings: Settings, options: Options | None = None) -> 
                 draft = replace(draft, how=replace(draft.how, keeps=agreement.verdict.launches_alike))
                 draft = _settle_for_less(graph, draft, agreement, mine)
                 settled = draft.how.follows is not None
-            verdict = agreement.verdict
-            alike = (verdict.agreed or verdict.launches_alike) and not verdict.missing
-            entry = draft.entry(mine, alike or settled)  # on what was chosen all have agreed, whoever was late before
+            # on what was chosen all have agreed, whoever was late before
+            entry = draft.entry(mine, agreement.verdict.meets or settled)
             known = agree.put_in_force(entry, settings)
             if known is None:
                 agree.refuse(draft.report.name, PART_OF_OTHERS)
@@ -287,7 +282,7 @@ def _show(draft: OrderDraft, options: Options, key: str) -> tuple[OrderDraft, Di
             return draft, replace(digest, key=key, launches=sequence)
     except Exception as error:
         draft = draft.leave(describe_error(error))
-    return draft, Digest.of_failure(str(draft.report.reason), key, sequence, report.name)
+    return draft, Digest(key=key, launches=sequence, failure=str(draft.report.reason), name=report.name)
 
 
 def _order(made: Schedule, changed: bool) -> tuple[int, ...]:
@@ -300,22 +295,18 @@ def _settle_for_less(graph: Graph, draft: OrderDraft, agreement: Agreement, mine
     Unless all launch alike, waits are kept behind their launches, too: then it does not matter what others run.
     """
     verdict, reason, settings = agreement.verdict, str(agreement.reason), draft.how.settings
-    name = draft.report.name
-    if verdict.launches_alike:
-        kept = _keep(graph, draft, reason, waits=False)
-        if verdict.negotiable and settings.options.preserve_collective_order == "none":
-            return _negotiate(graph, draft, kept, verdict, mine) or kept
-        if verdict.to_repair and draft.report.schedule is not None:
-            agree.warn_of_ranks(f"keeps the launch order of {name!r}", verdict, settings)
-        return kept
-    kept = _keep(graph, draft, reason, waits=True)
-    if kept.report.changed:
-        agree.warn_of_ranks(f"keeps the launches and waits of {name!r}", verdict, settings)
-        return kept
-    if kept.report.reason is not None:
-        reason = f"{kept.report.reason}; {reason}"
-    agree.warn_of_ranks(f"leaves {name!r} as it was", replace(verdict, reason=reason), settings)
-    return replace(kept, report=replace(kept.report, changed=False, reason=reason, kept=None))
+    name, alike = draft.report.name, verdict.launches_alike
+    kept = _keep(graph, draft, reason, waits=not alike)
+    if alike and verdict.negotiable and settings.options.preserve_collective_order == "none":
+        return _negotiate(graph, draft, kept, verdict, mine) or kept
+    done = f"keeps the launch{' order' if alike else 'es and waits'} of {name!r}"
+    if not (alike or kept.report.changed):
+        reason = "; ".join(filter(None, (kept.report.reason, reason)))
+        kept = replace(kept, report=replace(kept.report, reason=reason, kept=None))
+        done, verdict = f"leaves {name!r} as it was", replace(verdict, reason=reason)
+    if not alike or (verdict.to_repair and draft.report.schedule is not None):
+        agree.warn_of_ranks(done, verdict, settings)
+    return kept
 
 
 def _negotiate(graph: Graph, own: OrderDraft, kept: OrderDraft, verdict: Verdict, mine: Digest) -> OrderDraft | None:
@@ -329,7 +320,8 @@ def _negotiate(graph: Graph, own: OrderDraft, kept: OrderDraft, verdict: Verdict
         if choice.proposal is not None and choice.proposer is not None:
             how = PlanRequest(own.how.settings.preserving("none"), keeps=True, follows=choice.proposal)
             draft = _plan(graph, how, graph.read(how))
-            draft = replace(draft, report=replace(draft.report, kept=verdict.followed(choice.proposer)))
+            followed = str(verdict.reason).replace(KEPT, f"all launch as rank {choice.proposer} does")
+            draft = replace(draft, report=replace(draft.report, kept=followed))
             if draft.facts.launches is None or draft.traffic is None:
                 raise UnsupportedError(f"the launch sequence of another rank is not used: {draft.report.reason}")
             sequence = draft.facts.places_of(draft.traffic.launches)
@@ -348,7 +340,8 @@ def _negotiate(graph: Graph, own: OrderDraft, kept: OrderDraft, verdict: Verdict
 def _choose(own: OrderDraft, kept: OrderDraft, verdict: Verdict) -> LaunchChoice:
     """Choose a launch sequence with all other ranks."""
     mine, made, settings = own.report.schedule, kept.report.schedule, own.how.settings
-    if mine is None or made is None:
+    here = agree.membership(settings)
+    if mine is None or made is None or here is None:
         raise UnsupportedError("there is no order to propose")
     problem, options = made.problem, replace(made.options, preserve_collective_order="none")
 
@@ -358,9 +351,6 @@ def _choose(own: OrderDraft, kept: OrderDraft, verdict: Verdict) -> LaunchChoice
 
     step_us = (made.scheduled if kept.report.changed else made.original).step_us
     proposal = Proposal.of(mine.problem, _order(mine, own.report.changed))
-    here = agree.membership(settings)
-    if here is None:
-        return LaunchChoice()
     return negotiate(verdict, proposal, step_us, planned, here, settings.timeout_s)
 
 
@@ -393,8 +383,7 @@ def _follow(graph: Graph, draft: OrderDraft, mine: Digest, known: Entry) -> Orde
     else:
         draft = replace(draft, how=replace(draft.how, keeps=True, follows=None))
         draft = _keep(graph, draft, FOLLOWS, waits=not known.together)
-        kept = Verdict(False, FOLLOWS, known.together, {"order": ()})
-        draft = _cache(draft, mine, Agreement(False, kept), known)
+        draft = _cache(draft, mine, Agreement(False, Verdict(False, None, known.together, {"order": ()})), known)
     if not draft.runs(mine, known):
         agree.refuse(name, draft.report.reason or PART_OF_OTHERS)
     made = draft.report.schedule

@@ -28,7 +28,7 @@ from overlap_sched.fx.rewrites import Pending, alike_of, prepare
 from overlap_sched.fx.rewrites.apply import may_rewrite, plan_rewrites, refused_in
 from overlap_sched.inductor import agree
 from overlap_sched.inductor.agree import Traffic
-from overlap_sched.inductor.caches import CachedOrder, decisions, note_rewrites, order_to_cache
+from overlap_sched.inductor.caches import CachedOrder, note_rewrites, order_to_cache, take_or_ask
 from overlap_sched.inductor.decision import LaunchFacts, PlanRequest, ScheduleCall, decide
 from overlap_sched.inductor.reporting import describe_error, guard, log, name_graph, note
 from overlap_sched.inductor.settings import Settings
@@ -127,11 +127,8 @@ def schedule_fx(
 
 def graph_name(graph: fx.Graph, kind: str | None = None) -> str:
     """Return the name of what is being compiled: its kind, where it is not given, by the names of its inputs."""
-    inputs = [node.name for node in graph.nodes if node.op == "placeholder"]
-    if any(name.startswith("tangents") for name in inputs):
-        found = "backward"
-    else:
-        found = "forward" if any(name.startswith("primals") for name in inputs) else "inference"
+    inputs = {node.name.partition("_")[0] for node in graph.find_nodes(op="placeholder")}
+    found = "backward" if "tangents" in inputs else "forward" if "primals" in inputs else "inference"
     return name_graph(kind or found)
 
 
@@ -230,7 +227,7 @@ def rewrite_fx(
         agreed = True
         if leave is not None:
             if mine is None or failure is not None:
-                mine = Digest.of_failure(describe_error(failure), key, sequence, name)
+                mine = Digest(key=key, launches=sequence, failure=describe_error(failure), name=name)
             agreed, cached = _agree_on_rewrites(mine, texts, pending, settings)
             leave(cached)
         if failure is not None:
@@ -242,10 +239,9 @@ def rewrite_fx(
             raise
         agree.report_failure(error, settings, f"rewriting {name!r}", f"rewrites no collective of {name!r}")
         return ()
-    if pending is None:
-        return ()
-    if not agreed:
-        pending.undo()
+    if pending is None or not agreed:
+        if pending is not None:
+            pending.undo()
         return ()
     pending.commit()
     if choice.made is not None:
@@ -272,8 +268,8 @@ def _agree_on_rewrites(
             agree.refuse(name, "they have rewritten its collectives")
         return earlier == entry, None
     if entry is not None and agree.runs_earlier_code():
-        mine = Digest.of_failure(EARLIER_CODE, mine.key, mine.launches, name)
-    agreement = decisions.take_or_ask(mine, settings)
+        mine = Digest(key=mine.key, launches=mine.launches, failure=EARLIER_CODE, name=name)
+    agreement = take_or_ask(mine, settings)
     if agreement is None:
         return True, None
     if agreement.in_doubt and not agreement.agreed and entry is not None and not mine.failure:

@@ -28,8 +28,7 @@ _library: Any = None
 @contextmanager
 def safe_gathers() -> Iterator[None]:
     """Route functional all_gathers of CPU tensors over gloo through the ``_out`` variant; may be nested."""
-    holder = object()
-    _hold(holder)
+    holder = _hold()
     try:
         yield
     finally:
@@ -37,18 +36,17 @@ def safe_gathers() -> Iterator[None]:
 
 
 def safe_gathers_with(owner: object) -> None:
-    """The same for as long as an object exists: the pass that a compiled function holds, say."""
-    holder = object()
-    _hold(holder)
-    weakref.finalize(owner, release, holder).atexit = False
+    """Route them for as long as an object exists: the pass that a compiled function holds, say."""
+    weakref.finalize(owner, release, _hold()).atexit = False
 
 
-def _hold(holder: object) -> None:
+def _hold() -> object:
     global _library
-    _holders.add(holder)
+    _holders.add(holder := object())
     if _library is None:
         _library = torch.library.Library("_c10d_functional", "IMPL")
         _library.impl("all_gather_into_tensor", _gather, "CPU")
+    return holder
 
 
 def release(holder: object) -> None:

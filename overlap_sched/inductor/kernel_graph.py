@@ -22,6 +22,7 @@ from torch._inductor.scheduler import GroupedSchedulerNode, Scheduler
 from torch._inductor.utils import contains_collective, is_collective, is_wait
 from torch._inductor.virtualized import V
 
+from overlap_sched.distributed.sequences import Entry
 from overlap_sched.errors import UnsupportedError
 from overlap_sched.fx.apply import NO_COLLECTIVES, Report, stays
 from overlap_sched.fx.calls import launched_by
@@ -39,22 +40,27 @@ from overlap_sched.report.words.schedule import why_no_better
 from overlap_sched.scheduler.driver import no_collection
 
 
-def order_kernels(snodes: list[Any], settings: Settings, last: bool) -> list[Any]:
-    """The nodes in our order, or as they were, see :class:`~overlap_sched.inductor.switch.SchedulerPass`."""
+def order_kernels(settings: Settings, last: bool, snodes: list[Any]) -> list[Any]:
+    """Return the nodes in our order, or as they were; ``last``: no pass of torch runs behind this one.
+
+    Raises:
+        VerificationError, AgreementError: With ``strict``, instead of a fallback.
+    """
     original = kept = list(snodes)
     try:
         original = kept = in_order_of_effects(original)
         kept = in_graph_order(original) if asks(settings) else original
     except Exception as error:  # planning says why
         log.debug("the order of launches in the graph is not known: %s", error)
-    draft = decide(_KernelGraph(original, kept, last), settings)
+    graph = _KernelGraph(original, kept, last)
+    draft = decide(graph, settings)
     with guard(f"keeps {draft.facts.name!r} out of torch's cache"):
         cached = with_rewrites(draft.cached, V.graph.graph)
         if cached is not None:
             V.graph.wrapper_code.header.writeline(f"{'//' if V.graph.cpp_wrapper else '#'} {cached.line}")
     with guard("could not tell torch the sizes of buffers"):
-        if isinstance(draft.order, _KernelOrder) and draft.report.changed:
-            tell_sizes(draft.order, draft.order.buffers)
+        if graph.buffers is not None and draft.report.changed:
+            tell_sizes(draft.order, graph.buffers)
     with guard(f"could not report on {draft.facts.name!r}"):
         if not (draft.report.changed and when_written(draft.order, partial(_read_back, draft, last))):
             draft.record()
@@ -69,11 +75,13 @@ class _KernelGraph:
         snodes: In their original order.
         kept: With the launches that ranks keep where they differ; found before they are asked, so it cannot fail.
         last: Whether the order comes last, behind all passes of torch.
+        buffers: Known once it has been planned.
     """
 
     snodes: list[Any]
     kept: list[Any]
     last: bool
+    buffers: Buffers | None = None
 
     def read(self, how: PlanRequest) -> LaunchFacts:
         graph, snodes = V.graph, self.kept if how.keeps else self.snodes
@@ -94,7 +102,7 @@ class _KernelGraph:
             return Report(facts.name, reason=NO_COLLECTIVES), ()
         began = time.perf_counter()
         lifted = lift_kernels(snodes, name=facts.name, **how.settings.costs)
-        lift_s, problem = time.perf_counter() - began, lifted.problem
+        lift_s, problem, self.buffers = time.perf_counter() - began, lifted.problem, lifted.buffers
         made = schedule(problem, on_devices(options, V.graph.device_types))
         report = Report(
             problem.name,
@@ -106,27 +114,17 @@ class _KernelGraph:
         )
         if stays(made):
             return replace(report, reason=why_no_better(made)), ()
-        ordered = _KernelOrder(lifted.reordered(made.order))
-        ordered.buffers = lifted.buffers
-        if len(ordered) != len(snodes) or {id(snode) for snode in ordered} != {id(snode) for snode in snodes}:
-            raise UnsupportedError(
-                f"the order has {len(ordered)} nodes and the graph has {len(snodes)}. It must hold the same nodes, "
-                "each once."
-            )
+        ordered = lifted.reordered(made.order)
+        if sorted(map(id, ordered)) != sorted(map(id, snodes)):
+            raise UnsupportedError(f"the order has other nodes ({len(ordered)}) than the graph ({len(snodes)})")
         before, after = cuda_graphs(snodes), cuda_graphs(ordered)
-        if after > before and not how.in_force:
+        if after > before and not isinstance(how.follows, Entry):  # which must be followed, whatever that takes
             reason = f"no better order was found: the one found cuts the graph into {after} parts for CUDA graphs"
             return replace(report, reason=f"{reason}, not {before}"), ()
         return replace(report, changed=True), ordered
 
     def traffic(self, order: Sequence[Any]) -> Traffic | None:
         return kernel_traffic(order)
-
-
-class _KernelOrder(list[Any]):
-    """Scheduler nodes in an order, and their buffers."""
-
-    buffers: Buffers
 
 
 def _read_back(draft: OrderDraft, last: bool, written: Sequence[Any]) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import sympy
 from torch._inductor import config, ir, scheduler
@@ -343,22 +343,6 @@ def _distinct(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-class KernelCost(NamedTuple):
-    """Costs of one scheduler node.
-
-    Attributes:
-        op: For people: the FX operators that it came from.
-        flops, bytes, time_us: As in :class:`overlap_sched.problem.Node`.
-        launch: Of a collective, the position of its FX node in the reading; else ``None``.
-    """
-
-    op: str
-    flops: int
-    bytes: int
-    time_us: float
-    launch: int | None = None
-
-
 class KernelCosts:
     """Costs of the scheduler nodes of one graph.
 
@@ -388,25 +372,26 @@ class KernelCosts:
         found = {v for member in members(snode) if member.node is not None for v in self.origins(member)}
         return [self._reading.nodes[v].meta for v in sorted(found)]
 
-    def of(self, snode: Any, kind: Kind) -> KernelCost:
-        """The cost of a scheduler node.
+    def of(self, snode: Any, kind: Kind) -> dict[str, Any]:
+        """Return ``op``, ``flops``, ``bytes``, ``time_us`` and ``group`` of a problem's node, where they are not none.
 
         Raises:
             UnsupportedError: It launches a collective that came from no FX collective.
         """
         if kind is not Kind.COLLECTIVE:
-            return self._of_compute(snode) if kind is Kind.COMPUTE else KernelCost("wait_tensor", 0, 0, 0.0)
+            return self._of_compute(snode) if kind is Kind.COMPUTE else {"op": "wait_tensor"}
         launch = next(member for member in members(snode) if is_collective(member.node))
         found = [v for v in self.origins(launch) if self._role(v) is Role.LAUNCH]
         if len(found) != 1:
             raise UnsupportedError(
                 f"collective {snode.get_name()!r} comes from {len(found)} collectives of the FX graph, not from one."
             )
-        v = found[0]
+        (v,), costs = found, self._fx
         comm = self._reading.traits[v].comm
-        return KernelCost(comm.op if comm else "", 0, self._fx.bytes[v], self._fx.prices[v].time_us, v)
+        cost = {"bytes": costs.bytes[v], "time_us": costs.prices[v].time_us, "group": self.group_of[v]}
+        return {"op": comm.op if comm else "", **cost}
 
-    def _of_compute(self, snode: Any) -> KernelCost:
+    def _of_compute(self, snode: Any) -> dict[str, Any]:
         parts = [member for member in members(snode) if member.node is not None and not is_wait(member.node)]
         origins = list(dict.fromkeys(v for part in parts for v in self.origins(part)))
         traits = self._reading.traits
@@ -415,27 +400,27 @@ class KernelCosts:
         if parts and all(
             isinstance(one.node, ir.MultiOutput) or isinstance(one, scheduler.NopKernelSchedulerNode) for one in parts
         ):
-            return KernelCost(op, 0, 0, 0.0)
-        if len(parts) == 1 and (snode.is_extern() or any(self._role(v) is Role.BLOCKING for v in origins)):
-            return self._of_extern(op, parts[0], origins)
-        nbytes = self._moved(snode)
-        flops = sum(self._fx.flops[v] for v in self._exact(parts))
-        asked = (
-            [] if self._cost is None else [self._cost(self._reading.nodes[v]) for v in origins if self._role(v) is None]
-        )
-        given = [us for us in asked if us is not None]
-        us = sum(given) if given else ask_model(self._model.compute_us, Compute(op, flops, nbytes))
-        return KernelCost(op, flops, nbytes, us)
+            return {"op": op}
+        extern = len(parts) == 1 and (snode.is_extern() or any(self._role(v) is Role.BLOCKING for v in origins))
+        chosen = self._priced_for_extern(parts[0], origins) if extern else self._exact(parts)
+        flops = sum(self._fx.flops[v] for v in chosen)
+        if extern:
+            nbytes = sum(self._fx.bytes[v] for v in chosen)
+            us = sum(self._fx.prices[v].time_us for v in chosen)
+        else:
+            nbytes = self._moved(snode)
+            asked = [self._cost(self._reading.nodes[v]) for v in origins if self._cost and self._role(v) is None]
+            given = [us for us in asked if us is not None]
+            us = sum(given) if given else ask_model(self._model.compute_us, Compute(op, flops, nbytes))
+        return {"op": op, "flops": flops, "bytes": nbytes, "time_us": us}
 
-    def _of_extern(self, op: str, part: Any, origins: Sequence[int]) -> KernelCost:
-        """Price what it calls, or, where torch does not say what that is, its last origin: others made its inputs."""
+    def _priced_for_extern(self, part: Any, origins: Sequence[int]) -> list[int]:
+        """Return what it calls, or, where torch does not say what that is, its last origin: others made its inputs."""
         called = getattr(part.node, "op_overload", None)
         exact = [v for v in origins if called is not None and self._reading.nodes[v].target is called]
         exact = exact or [v for v in self._exact([part]) if self._fx.prices[v].time_us > 0.0]
         ours = [v for v in origins if self._role(v) in (None, Role.BLOCKING) and self._fx.prices[v].time_us > 0.0]
-        chosen = [v for v in exact if self._role(v) in (None, Role.BLOCKING)] or ours[-1:]
-        flops, nbytes = sum(self._fx.flops[v] for v in chosen), sum(self._fx.bytes[v] for v in chosen)
-        return KernelCost(op, flops, nbytes, sum(self._fx.prices[v].time_us for v in chosen))
+        return [v for v in exact if self._role(v) in (None, Role.BLOCKING)] or ours[-1:]
 
     def _exact(self, parts: Sequence[Any]) -> list[int]:
         """The FX node that each part computes, where torch says so."""

@@ -130,7 +130,6 @@ class Kernels:
     def node(self, at: int, after: Iterable[int], numbers: Mapping[str, int]) -> Node:
         """Return the problem's node; inputs are in front of these. ``numbers``: of the storages."""
         snode, kind, shift = self.snodes[at], self.flow.kinds[at], len(self.buffers.inputs)
-        cost = self.costs.of(snode, kind)
         metas = self.costs.metas(snode)
         inside = self.communication(at) if kind is Kind.COMPUTE else None
         return Node(
@@ -139,15 +138,11 @@ class Kernels:
             deps=tuple(sorted(u + shift for u in after)),
             alloc=tuple(numbers[s] for s in self.flow.made[at]),
             use=tuple(numbers[s] for s in self.flow.uses[at]),
-            time_us=cost.time_us,
-            op=cost.op,
-            group=None if cost.launch is None else self.costs.group_of[cost.launch],
             collective=self.flow.ends[at][-1] + shift if at in self.flow.ends else None,
-            flops=cost.flops,
-            bytes=cost.bytes,
             launches=() if inside is None else inside.kept,
             module=module_of(metas[0]) if metas else "",
             marks=tuple(sorted({mark for meta in metas for mark in marks_of(meta)})),
+            **self.costs.of(snode, kind),
         )
 
     def dependencies(self, notes: Counter[str]) -> dict[int, set[int]]:

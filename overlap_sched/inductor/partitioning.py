@@ -80,11 +80,6 @@ def partitions() -> tuple[Partition, ...]:
     return tuple(_partitions)
 
 
-def clear_partitions() -> None:
-    """Forget them."""
-    _partitions.clear()
-
-
 @dataclass(frozen=True)
 class FitPartitioner(CustomPartitionerFn):
     """For ``torch._inductor.config.custom_partitioner_fn``.
@@ -152,7 +147,7 @@ def _found(
     """The cut, and why it is not used; all ranks come to the same."""
     launches = agree.launch_texts(agree.launches_in(gm.graph.nodes))
     key = agree.graph_key(gm.graph, "joint") if launches else ""
-    found, failure = None, ""
+    found, mine, failure = None, None, ""
     fusion: Fusion = "none" if settings.stage == "backend" else "inductor"
     judge = Judge(settings.options, fusion, settings.costs, outputs)
     try:
@@ -163,6 +158,7 @@ def _found(
         if drawing:
             raise UnsupportedError(f"{drawing[0]!r} draws random numbers and is to run again")
         found = fit_joint(gm, cut, judge, Question(settings.memory_limit, settings.max_slowdown))
+        mine = _digest(gm, settings, key, found, name)
     except Exception as error:  # the others must hear of it
         failure = describe_error(error)
         if not launches:
@@ -172,13 +168,16 @@ def _found(
         known = agree.find_in_force(of_joint, settings)
         if known is not None:
             return _follow(gm, cut, judge, found, known, name), None
-        mine = Digest.of_failure(failure, key, name=name) if found is None else _digest(gm, settings, key, found, name)
-        agreement = agree.ask(mine, settings)
+        agreement = agree.ask(mine or Digest(key=key, failure=failure, name=name), settings)
         if agreement is not None and not agreement.agreed:
             if agreement.in_doubt and found is not None and found.fits and found.best is not found.before:
                 agree.refuse(name, str(agreement.reason))  # the others may use that cut
-            if agreement.verdict.missing and agree.compiled_otherwise(of_joint) and not _in_force(found, settings):
-                agree.refuse(name, f"{OTHERWISE}, or may have. {agreement.reason}")
+            if agreement.verdict.missing and agree.compiled_otherwise(of_joint):
+                halves = (
+                    [] if found is None else _launches(found.before)
+                )  # of torch's own cut: have others compiled it?
+                if not halves or not all(not half or agree.find_in_force(half, settings) for half in halves):
+                    agree.refuse(name, f"{OTHERWISE}, or may have. {agreement.reason}")
             agree.warn_of_ranks(f"leaves {name!r} to torch's partitioner", agreement.verdict, settings)
             return found, str(agreement.reason)
         if agreement is not None and found is not None and found.fits:
@@ -223,15 +222,8 @@ def _follow(
     return JointSearchResult(best, best, None, None, best.peak_bytes, 1) if found is None else replace(found, best=best)
 
 
-def _in_force(found: JointSearchResult | None, settings: Settings) -> bool:
-    """Tell whether others have compiled what torch's own cut launches."""
-    return found is not None and all(
-        not half or agree.find_in_force(half, settings) for half in _launches(found.before)
-    )
-
-
 def _cut_text(one: JointCut) -> str:
-    """Return what the log says of a cut that launches otherwise than torch's: marks, and a digest of launches."""
+    """Return what ranks compare of a cut, and what the log says of it: marks, and a digest of launches."""
     launches = _sha(*(text for half in _launches(one) for text in ("half", *half)))
     return json.dumps([sorted(one.marks.again), sorted(one.marks.kept), launches])
 
@@ -248,6 +240,5 @@ def _digest(gm: fx.GraphModule, settings: Settings, key: str, found: JointSearch
     inputs = [node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder")]
     shapes = [(v.dtype, *v.shape, *v.stride()) if isinstance(v, torch.Tensor) else type(v).__name__ for v in inputs]
     options = options_text(settings.options, memory_limit=settings.memory_limit, max_slowdown=settings.max_slowdown)
-    marks = found.best.marks
-    sizes, order = _sha(*map(repr, shapes)), _sha("again", *sorted(marks.again), "kept", *sorted(marks.kept))
+    sizes, order = _sha(*map(repr, shapes)), _sha(_cut_text(found.best))
     return Digest(key, sizes, options, "", order, key, name=name, nodes=len(inputs))

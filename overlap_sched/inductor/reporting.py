@@ -13,7 +13,6 @@ runs; where it is not found, graphs have shorter names.
 import atexit
 import logging
 import os
-import re
 import sys
 import warnings
 from collections import Counter, OrderedDict, deque
@@ -101,16 +100,16 @@ def several_ranks() -> bool:
     return dist.is_initialized() and dist.get_world_size() > 1 and dist.get_backend() != "fake"
 
 
-_RESUMED = re.compile(r"torch_dynamo_resume_in_(?P<function>.*)_at_(?P<line>\d+)")
 _subjects: "WeakKeyDictionary[Any, str]" = WeakKeyDictionary()
 
 
 def name_graph(kind: str, inner: str = "", number: Any = None) -> str:
     """Return the name of what is being compiled.
 
-    ``"forward 0/0 of Transformer"``, ``"backward 2/1 of train_step"``, ``"inference 3/0 of Block (from line 37)"``,
-    ``"backward !0/2/0 of compiled autograd"``. A backward graph may be compiled when its function is long gone from the
-    stack; it has the compile context of its forward, so names are kept by that.
+    ``"forward 0/0 of Transformer"``, ``"backward 2/1 of train_step"``, behind a graph break ``"inference 3/0 of
+    Block.torch_dynamo_resume_in_forward_at_37"``, ``"backward !0/2/0 of compiled autograd"``. A backward graph may be
+    compiled when its function is long gone from the stack; it has the compile context of its forward, so names are kept
+    by that.
 
     Args:
         kind: ``"forward"``, ``"backward"`` or ``"inference"``.
@@ -126,28 +125,16 @@ def name_graph(kind: str, inner: str = "", number: Any = None) -> str:
 def _subject() -> str:
     """The module or function that is compiled; nothing where it is not known. A name must not stop a compilation."""
     with suppress(Exception):
-        context, found = CompileContext.try_get(), dynamo_frame()
-        if found is None:
-            return "" if context is None else _subjects.get(context, "")
-        code, owner = found
-        called = _called(code.co_name, code.co_qualname, owner)
-        if context is not None:
+        context, found, called = CompileContext.try_get(), dynamo_frame(), ""
+        if found is not None:
+            code, owner = found
+            module = isinstance(owner, nn.Module)
+            name = f"{type(owner).__qualname__}.{code.co_name}".removesuffix(".forward") if module else code.co_qualname
+            called = name.rpartition("<locals>.")[2]
+        if called and context is not None:
             _subjects[context] = called
-        return called
+        return called or ("" if context is None else _subjects.get(context, ""))
     return ""
-
-
-def _called(name: str, qualified: str, owner: Any) -> str:
-    """A module by its class, a function by its name; where it goes on after a graph break, from which line on."""
-    resumed = _RESUMED.fullmatch(name)
-    line = ""
-    if resumed is not None:
-        line = f" (from line {resumed['line']})"
-        name, qualified = resumed["function"], qualified.replace(name, resumed["function"])
-    if isinstance(owner, nn.Module):
-        module = type(owner).__qualname__.rpartition("<locals>.")[2]
-        return f"{module}{line}" if name == "forward" else f"{module}.{name}{line}"
-    return f"{qualified.rpartition('<locals>.')[2]}{line}"
 
 
 def dynamo_frame() -> tuple[CodeType, Any] | None:
@@ -315,10 +302,8 @@ class GraphReport:
 
     def __str__(self) -> str:
         """All of it."""
-        lines = [f"{self.stage}: {self.report}"]
-        if self.report.schedule is not None:
-            lines.append(f"  times are {self._predicted}")
-        return "\n".join([*lines, *(f"  setting: {setting}" for setting in self.settings)])
+        times = [f"  times are {self._predicted}"] if self.report.schedule is not None else []
+        return "\n".join([f"{self.stage}: {self.report}", *times, *(f"  setting: {one}" for one in self.settings)])
 
 
 def reports() -> tuple[GraphReport, ...]:
@@ -342,18 +327,15 @@ def note(name: str, **fields: Any) -> None:
 
 def record_cached(name: str, stage: Stage, kept: str | None = None, communicates: bool = True) -> None:
     """Keep and log that torch has found the code of a graph in its caches."""
-    _reports.append(GraphReport(name, stage, Report(name, kept=kept, cached=True)))
-    tally.add(_reports[-1].report, communicating=communicates)
-    if rank() == 0:
-        log.info("%s", _reports[-1].line)
+    record(GraphReport(name, stage, Report(name, kept=kept, cached=True)), communicates)
 
 
-def record(report: GraphReport) -> None:
+def record(report: GraphReport, communicating: bool = True) -> None:
     """Keep, log and trace. To be called when the order is settled: nothing that fails here changes it any more."""
     with guard(f"could not report on {report.name!r}"):
         report = replace(report, report=replace(report.report, **_notes.pop(report.name, {})))
         _reports.append(report)
-        tally.add(report.report, report.priced_for)
+        tally.add(report.report, report.priced_for, communicating)
         if rank() == 0:
             if report.report.on_undeclared is not None:
                 warn(f"overlap_sched: {report.report.on_undeclared}")

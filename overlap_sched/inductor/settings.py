@@ -117,12 +117,9 @@ class Settings:
     @property
     def priced_for(self) -> str:
         """For which device or cluster times are predicted: the cost model's device or its name, for people."""
-        where = self.where
-        if self.model is None and where is not None:
-            name = where.name
-        else:
-            model = self.model or Roofline()
-            name = getattr(getattr(model, "device", model), "name", None) or type(model).__name__
+        model: Any = self.model or self.where or Roofline()
+        device = model if isinstance(model, Cluster) else getattr(model, "device", model)
+        name = getattr(device, "name", None) or type(model).__name__
         return f"{name}{'' if self.cost is None else ' and your costs'}"
 
 
@@ -138,6 +135,5 @@ def cluster_here() -> Cluster | None:
 @cache
 def _cluster_of(gpu: str) -> Cluster | None:
     words = re.findall(r"[A-Za-z0-9]+", gpu)
-    if any(word in map(str.upper, words) for word in _NO_SWITCH):
-        return None
-    return next((read_cluster(name) for word, name in NODES.items() if word in words), None)
+    with_switch = not any(word in map(str.upper, words) for word in _NO_SWITCH)
+    return next((read_cluster(name) for word, name in NODES.items() if with_switch and word in words), None)

@@ -30,6 +30,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
@@ -40,21 +41,19 @@ from torch._dynamo.callback import callback_handler
 from torch._dynamo.utils import counters
 from torch._inductor import config
 from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from overlap_sched.cost import CostModel
 from overlap_sched.cost.cluster import Cluster
-from overlap_sched.distributed.uncompiled import stop_counting, uncompiled, watch_optimizers
 from overlap_sched.errors import OptionsError, UnsupportedError
-from overlap_sched.fx.apply import Report
 from overlap_sched.fx.costs import Cost
-from overlap_sched.fx.operators import traits_of
 from overlap_sched.inductor import reporting
 from overlap_sched.inductor.agree import asks, note_earlier_code, some_graph_moves
 from overlap_sched.inductor.caches import key_after, settings_key, watch_caches
-from overlap_sched.inductor.fx_stage import Choose, choose_rewrites, graph_name, rewrite_and_schedule, rewrite_fx
+from overlap_sched.inductor.fx_stage import Choose, choose_rewrites, rewrite_and_schedule, rewrite_fx
 from overlap_sched.inductor.gloo import safe_gathers, safe_gathers_with
 from overlap_sched.inductor.partitioning import FitPartitioner
-from overlap_sched.inductor.reporting import GraphReport, guard, rank, tally, warn
+from overlap_sched.inductor.reporting import guard, rank, tally, warn
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.options import Options, check_names, options_given, rewrites_wanted
 
@@ -64,14 +63,12 @@ POST_GRAD = "post_grad_custom_post_pass"
 PARTITIONER = "custom_partitioner_fn"
 COMPETING = "aten_distributed_optimizations.enable_overlap_scheduling"
 """A reorderer of torch that runs before us, off while we run: it makes fusion worse by dependencies that it inserts."""
-NOT_RUN = (
-    "torch._inductor.config.deterministic is on. torch then calls no custom pass after fusion, so the order is the one "
-    "that torch alone gives it. Turn it off, or schedule before lowering (stage='post_grad')."
-)
 NOTHING_COMPILED = (
-    "overlap_sched: nothing was compiled inside of enabled(). torch compiles when a function is called first, and its "
-    "backward when that is called: put both into the block. Or call overlap_sched.enable() once, before the first step."
+    "overlap_sched: nothing has been compiled, so nothing can be reordered. Give the model to torch.compile, after "
+    "overlap_sched.enable() and after shard(). torch compiles when a function is called first, and its backward when "
+    "that is called: a block of overlap_sched.enabled() must hold both."
 )
+EAGER_STEPS = 2
 
 
 class How(TypedDict, total=False):
@@ -164,20 +161,15 @@ SUPPORTED = ((2, 11), (2, 15))
 """First and last minor version of torch whose scheduler we have read and run."""
 
 
+UNKNOWN_TORCH = (
+    "this is torch {}, and overlap_sched supports the Inductor scheduler of torch {}.{} to {}.{}. Use one of these, or "
+    "schedule FX graphs (backend='overlap_sched' or schedule_graph), which works with any version."
+).format(torch.__version__, *SUPPORTED[0], *SUPPORTED[1])
+
+
 def knows_torch(version: str = torch.__version__) -> bool:
     """Tell whether the private names of a version of torch mean what we think."""
-    first, last = SUPPORTED
-    return first <= tuple(int(part) for part in version.split(".")[:2]) <= last
-
-
-def explain_version() -> str:
-    """The message for a version that is not known."""
-    first, last = (".".join(map(str, one)) for one in SUPPORTED)
-    return (
-        f"this is torch {torch.__version__}, and overlap_sched supports the Inductor scheduler of torch {first} to "
-        f"{last}. Use one of these, or schedule FX graphs (backend='overlap_sched' or schedule_graph), which works "
-        "with any version."
-    )
+    return SUPPORTED[0] <= tuple(int(part) for part in version.split(".")[:2]) <= SUPPORTED[1]
 
 
 @dataclass(frozen=True)
@@ -191,29 +183,19 @@ class SchedulerPass:
     settings: Settings
 
     def __call__(self, snodes: list[Any]) -> list[Any]:
-        """The nodes as they are: they are put in order behind torch's own passes. Where that cannot be, in our order.
-
-        Raises:
-            VerificationError, AgreementError: As :meth:`order`.
-        """
-        try:
-            from overlap_sched.inductor.kernel_graph import at_the_end
-
-            if at_the_end(snodes, partial(self.order, last=True)):
-                return snodes
-        except Exception as error:
-            warn("overlap_sched runs in front of torch's last passes", error)
-        return self.order(list(snodes))
-
-    def order(self, snodes: list[Any], last: bool = False) -> list[Any]:
-        """The nodes in our order, or as they were; ``last``: no pass of torch runs behind this one.
+        """Return the nodes as they are: torch's own passes run first, then ours; where that cannot be, in our order.
 
         Raises:
             VerificationError, AgreementError: With ``strict``, instead of a fallback.
         """
-        from overlap_sched.inductor.kernel_graph import order_kernels
+        from overlap_sched.inductor import kernel_graph  # torch's scheduler: only where a pass of it runs
 
-        return order_kernels(snodes, self.settings, last)
+        try:
+            if kernel_graph.at_the_end(snodes, partial(kernel_graph.order_kernels, self.settings, True)):
+                return snodes
+        except Exception as error:
+            warn("overlap_sched runs in front of torch's last passes", error)
+        return kernel_graph.order_kernels(self.settings, False, list(snodes))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """How torch's caches see this pass: by its name, see :func:`overlap_sched.inductor.caches.settings_key`.
@@ -226,16 +208,11 @@ class SchedulerPass:
             name = settings_key(self.settings) if watch_caches(self.settings) else None
         if name is None:
             raise TypeError("this overlap_sched pass has no stable cache key: compile without caches")
-        return (_unpickle, (name, self.settings))
+        return (SchedulerPass, (self.settings,), {"name": name})  # which is there for the hash only
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "SchedulerPass":
-        """Itself: it never changes, and torch copies its settings often."""
+        """Return itself: it never changes, and torch copies its settings often."""
         return self
-
-
-def _unpickle(name: str, settings: Settings) -> SchedulerPass:
-    """A pass back from its pickle; the name is there for the hash only."""
-    return SchedulerPass(settings)
 
 
 @dataclass(frozen=True)
@@ -284,22 +261,15 @@ class WatchPass(PostGradPass):
 
     def run(self, graph: fx.Graph) -> None:
         """Rewrite the graph in place, or leave it as it was; warn where it will not be scheduled."""
-        settings, runs = self.settings, False
+        obstacle: str | None = "it is not known"
         with guard("could not inspect a graph"):  # what only looks must not stop a compilation
             _watch.listen()
-            obstacle = find_obstacle(settings)
-            runs = not config.deterministic and obstacle is None
+            obstacle = find_obstacle(self.settings)
             if self.competing:
-                setattr(config, COMPETING, not runs)
-            if not config.deterministic:
-                warn_of_obstacle(obstacle)
-            elif any(node.op == "call_function" and traits_of(node.target).comm is not None for node in graph.nodes):
-                name = graph_name(graph)
-                warn(f"overlap_sched leaves {name!r} as it was: {NOT_RUN}")
-                report = Report(name, reason=NOT_RUN)
-                reporting.record(GraphReport(name, "inductor", report, settings.notes, settings.priced_for))
-        if runs and rewrites_wanted(settings.options):
-            rewrite_fx(graph, settings, self.choose)
+                setattr(config, COMPETING, obstacle is not None)
+            warn_of_obstacle(obstacle)
+        if obstacle is None and rewrites_wanted(self.settings.options):
+            rewrite_fx(graph, self.settings, self.choose)
 
     def uuid(self) -> str | None:
         """Name what it does; ``None`` where it rewrites, and torch does not ask us before it uses code from a cache."""
@@ -314,6 +284,10 @@ def find_obstacle(settings: Settings) -> str | None:
     if settings.stage == "post_grad":
         now = getattr(config, POST_GRAD)
         return None if isinstance(now, PostGradPass) else f"torch._inductor.config.{POST_GRAD} is {_name_of(now)}"
+    if config.deterministic:
+        return (
+            "torch._inductor.config.deterministic is on (turn it off, or schedule before lowering: stage='post_grad')"
+        )
     if not getattr(config, PASSES_ON):
         return f"torch._inductor.config.{PASSES_ON} is False"
     passes = getattr(config, PASSES)
@@ -327,7 +301,7 @@ def warn_of_obstacle(obstacle: str | None) -> None:
     if obstacle is not None and rank() == 0:
         warn(
             f"overlap_sched is switched on, but Inductor does not call it: {obstacle}. Graphs are in the order that "
-            "torch alone gives them. Other code has set that since, or torch.compile's own options do. Call "
+            "torch alone gives them. Other code may have set that, or torch.compile's own options. Call "
             "overlap_sched.enable() after that code, or give the settings to torch.compile: "
             "options=overlap_sched.inductor_options()."
         )
@@ -360,7 +334,7 @@ class _Watch:
 
     def start(self, _: Any) -> None:
         """For ``register_start_callback``."""
-        stop_counting()
+        _stop_counting()
         self._before = _count_compiled()
 
     def end(self, _: Any) -> None:
@@ -380,6 +354,31 @@ class _Watch:
 
 
 _watch = _Watch()
+_step_hooks: list[Any] = []
+
+
+def _count_eager_steps() -> None:
+    """Warn after two steps of any optimizer without anything compiled; then, or when torch compiles, count no more."""
+    steps = count(1)
+
+    def count_step(*_: Any) -> None:
+        if not torch.compiler.is_compiling() and next(steps) >= EAGER_STEPS:
+            _stop_counting()
+            _warn_if_only_eager()
+
+    if not _step_hooks:
+        _step_hooks.append(register_optimizer_step_post_hook(count_step))
+
+
+def _stop_counting() -> None:
+    """Torch is about to compile, and must not find a hook of ours in an optimizer."""
+    while _step_hooks:
+        _step_hooks.pop().remove()
+
+
+def _warn_if_only_eager() -> None:
+    if not counters["stats"]["unique_graphs"] and rank() == 0:
+        warn(NOTHING_COMPILED)
 
 
 def _settings_given(call: str, options: Options | None, how: How) -> Settings:
@@ -400,7 +399,7 @@ def _plan_changes(settings: Settings) -> tuple[Settings, dict[str, Any]]:
     """Return the settings with notes on what is switched off, and the changes of ``torch._inductor.config``."""
     known = config.get_config_copy()
     if settings.stage == "inductor" and not knows_torch():
-        _cannot(settings, "torch as it is", explain_version())
+        _cannot(settings, "torch as it is", UNKNOWN_TORCH)
         return settings, {}
     changes: dict[str, Any] = {COMPETING: False} if COMPETING in known else {}
     competing = bool(known.get(COMPETING))
@@ -421,9 +420,6 @@ def _plan_changes(settings: Settings) -> tuple[Settings, dict[str, Any]]:
         settings = replace(settings, notes=tuple(notes))
         passes, after = theirs, PostGradPass(settings, before)
     else:
-        if known["deterministic"]:
-            notes.append("torch._inductor.config.deterministic is on: torch calls no custom pass after fusion")
-            warn(f"overlap_sched cannot run: {NOT_RUN}")
         settings = replace(settings, notes=tuple(notes))
         passes, after = [*theirs, SchedulerPass(settings)], WatchPass(settings, before, competing)
     return settings, changes | {PASSES_ON: bool(passes), PASSES: passes, POST_GRAD: after}
@@ -454,8 +450,8 @@ def _switch_on(settings: Settings) -> None:
             _set_in_every_thread(name, value, undo)
         if changes:
             _watch.listen()
-            watch_optimizers()
-            undo.callback(stop_counting)
+            _count_eager_steps()
+            undo.callback(_stop_counting)
         if settings.follows:
             _following.append(undo.pop_all())
         else:
@@ -494,7 +490,7 @@ def _switch_off() -> None:
 def _end() -> None:
     """The process ends while it is on, and not by an error."""
     if _on and not hasattr(sys, "last_type"):
-        uncompiled.tell()
+        _warn_if_only_eager()
 
 
 atexit.register(_end)

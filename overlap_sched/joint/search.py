@@ -71,11 +71,6 @@ class Judge:
     lifting: Mapping[str, Any]
     outputs: int
 
-    @property
-    def priced(self) -> dict[str, Any]:
-        """Arguments of :func:`overlap_sched.fx.lift` for a graph whose nodes have times already."""
-        return {name: value for name, value in self.lifting.items() if name != "cost"}
-
     def lifted(self, gm: fx.GraphModule, name: str) -> tuple[Problem, Lifted]:
         """The problem of a graph."""
         found = lift(gm, name=name, fusion=self.fusion, **self.lifting)
@@ -179,7 +174,7 @@ def whole(one: JointCut, judge: Judge) -> Whole:
     halves = [judge.lifted(half, "half")[0] for half in (one.forward, one.backward)]
     us = {node.name: node.time_us for node in halves[0].nodes}
     us |= {late[node.name]: node.time_us for node in halves[1].nodes if node.name in late}
-    found = lift(gm, name="joint", cost=lambda node: us.get(node.name), **judge.priced)
+    found = lift(gm, name="joint", **{**judge.lifting, "cost": lambda node: us.get(node.name)})
     none = set(in_registers(one.forward.graph))
     none |= {late[name] for name in in_registers(one.backward.graph) if name in late}
     problem = without_registers(found.problem, frozenset(none)) if judge.fusion == "inductor" else found.problem
@@ -346,15 +341,10 @@ def chosen(whole: Whole, limit_bytes: int, high: float) -> frozenset[str]:
         if isinstance(one, Recompute) and late.intersection(one.users):
             again.update(name for name in one.nodes if name not in whole.late)
             late.update(one.new_name(name) for name in one.nodes)
-    return frozenset(_with_inlined(whole, again))
-
-
-def _with_inlined(whole: Whole, again: set[str]) -> set[str]:
-    """And what is in registers only, of which these are made: torch would save it in their place."""
     nodes, inlined = whole.problem.nodes, whole.in_registers & whole.may_run_again
     start = [v for v, node in enumerate(nodes) if node.name in again]
-    found = find_reachable(start, lambda v: [u for u in nodes[v].deps if nodes[u].name in inlined])
-    return again | {nodes[v].name for v in found}
+    made_of = find_reachable(start, lambda v: [u for u in nodes[v].deps if nodes[u].name in inlined])
+    return frozenset(again | {nodes[v].name for v in made_of})  # torch would save what is in registers in their place
 
 
 _FUNCTIONAL, _ATEN = torch.ops._c10d_functional, torch.ops.aten

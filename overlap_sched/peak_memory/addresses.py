@@ -315,9 +315,11 @@ class Search:
         path, tried = [start], [-1]
         while path:
             now, i = path[-1], tried[-1]
-            if i >= 0 and not self._postpone(boxes, now, i, at):
-                path.pop(), tried.pop()
-                continue
+            if i >= 0:  # it does not lie where it could: does all still fit?
+                now.low[i] = max(now.low[i], now.least[i] + 1)
+                if not self._holds(boxes, now, int(boxes.begin[i]), int(boxes.end[i]), at):
+                    path.pop(), tried.pop()
+                    continue
             free = now.open & (now.low == now.least)
             if not free.any():
                 path.pop(), tried.pop()
@@ -355,11 +357,6 @@ class Search:
         if len(lifted):
             begin, end = min(begin, int(boxes.begin[lifted].min())), max(end, int(boxes.end[lifted].max()))
         return after if self._holds(boxes, after, begin, end, at) else None
-
-    def _postpone(self, boxes: Boxes, now: Standing, i: int, at: int) -> bool:
-        """Box i does not lie where it could: does all still fit?"""
-        now.low[i] = max(now.low[i], now.least[i] + 1)
-        return self._holds(boxes, now, int(boxes.begin[i]), int(boxes.end[i]), at)
 
     def _holds(self, boxes: Boxes, now: Standing, first: int, last: int, at: int) -> bool:
         if self.work_left <= 0:

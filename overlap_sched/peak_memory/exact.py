@@ -31,7 +31,7 @@ import importlib
 import math
 import time
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from overlap_sched.errors import MissingExtraError, OptionsError, UnreachableError
 from overlap_sched.peak_memory.best import MemoryPlan, best_order, check_order, judged, window_at_peak
@@ -41,20 +41,6 @@ from overlap_sched.problem.precedence import Preserve, find_reachable
 
 MOST_WHOLE, WINDOW = 120, 48
 """Nodes: the largest graph that is one program; the length of a window of a larger one."""
-
-
-class Solved(NamedTuple):
-    """What the solver found.
-
-    Attributes:
-        order: The window's nodes; ``None`` where it found no order below the ceiling.
-        bound_bytes: No order's peak is lower.
-        ended: Whether the search came to its end: then the order is optimal, or there is none.
-    """
-
-    order: list[int] | None
-    bound_bytes: int
-    ended: bool
 
 
 class _Program:
@@ -114,8 +100,12 @@ class _Program:
             total += live * (graph.size[s] // unit)
         return total
 
-    def solve(self, floor_bytes: int, ceiling_bytes: int, time_limit_s: float, effort: float) -> Solved:
-        """Minimise the peak.
+    def solve(
+        self, floor_bytes: int, ceiling_bytes: int, time_limit_s: float, effort: float
+    ) -> tuple[list[int] | None, int, bool]:
+        """Minimise the peak: the window's nodes in order; bytes that no order's peak is below; did the search end?
+
+        ``None``: it found no order below the ceiling; where it ended, there is none.
 
         Args:
             floor_bytes: A known lower bound.
@@ -126,7 +116,7 @@ class _Program:
         cp, unit = self.cp, self.unit_bytes
         lowest, highest = -(-floor_bytes // unit), ceiling_bytes // unit
         if lowest > highest:  # no multiple of the unit lies between
-            return Solved(None, ceiling_bytes + 1, True)
+            return None, ceiling_bytes + 1, True
         peak = self.model.new_int_var(lowest, highest, "peak")
         for t in range(len(self.window)):
             self.model.add(self._live(t) <= peak)
@@ -138,13 +128,13 @@ class _Program:
         solver.parameters.max_deterministic_time = effort
         status = solver.solve(self.model)
         if status == cp.INFEASIBLE:
-            return Solved(None, ceiling_bytes + 1, True)
+            return None, ceiling_bytes + 1, True
         bound = max(lowest, round(solver.best_objective_bound)) * unit
         if status not in (cp.OPTIMAL, cp.FEASIBLE):
-            return Solved(None, bound, False)
+            return None, bound, False
         steps = range(len(self.window))
         order = sorted(self.window, key=lambda v: -sum(solver.value(self.ran[v, t]) for t in steps))
-        return Solved(order, bound, status == cp.OPTIMAL)
+        return order, bound, status == cp.OPTIMAL
 
 
 def exact_order(
@@ -203,12 +193,12 @@ def _improved(plan: MemoryPlan, preserve: Preserve, limit_bytes: int, ends_at: f
     while best.peak_bytes > max(bound, limit_bytes) and best.peak_node >= 0 and time.perf_counter() < ends_at:
         begin, end = (0, n) if length >= n else window_at_peak(graph, best, length // 2)
         left_s = max(ends_at - time.perf_counter(), 0.01)
-        solved = _Program(graph, best.order, begin, end).solve(bound, best.peak_bytes - 1, left_s, effort)
+        found, least, ended = _Program(graph, best.order, begin, end).solve(bound, best.peak_bytes - 1, left_s, effort)
         if end - begin == n:
-            bound = max(bound, min(solved.bound_bytes, best.peak_bytes))
-        if solved.order is not None:
-            best = judged(graph, [*best.order[:begin], *solved.order, *best.order[end:]])
-        elif end - begin == n or length > 4 * WINDOW or not solved.ended:
+            bound = max(bound, min(least, best.peak_bytes))
+        if found is not None:
+            best = judged(graph, [*best.order[:begin], *found, *best.order[end:]])
+        elif end - begin == n or length > 4 * WINDOW or not ended:
             break
         else:
             length *= 2

@@ -105,13 +105,24 @@ def explain_peak(problem: Problem, order: Sequence[int], kinds: Mapping[int, Pea
     ranges = LiveRanges(problem)
     users = [sorted(own, key=position.__getitem__) for own in ranges.users]
     told = dict(kinds or {})
-    classify = _Classifier(problem, position, users, at)
-    forced = _forced(problem, node)
-    found = []
+    structure, forced, in_flight, found = StructuralKinds(problem), _forced(problem, node), set[int](), []
+    for v in problem.collectives:
+        if position[v] <= at and any(position[w] >= at for w in problem.waits.get(v, ())):
+            in_flight.update(structure.held_by(v))
+
+    def kind_of(span: LiveRange) -> PeakKind:
+        if span.storage in in_flight and structure.may_fly(span.storage):
+            return "collectives in flight"
+        kind = structure.kind(span.storage)
+        touched = [span.first, *(position[v] for v in users[span.storage])]
+        before = max((p for p in touched if p <= at), default=span.first)
+        after = min((p for p in touched if p >= at), default=span.last)
+        return "saved activations" if kind == "temporaries" and after - before >= idle_steps(problem) else kind
+
     for span in ranges.of(order):
         if span.first <= at <= span.last:
             later = tuple(v for v in users[span.storage] if position[v] >= at)
-            kind = told.get(span.storage) or classify.kind(span)
+            kind = told.get(span.storage) or kind_of(span)
             maker = problem.maker[span.storage]
             found.append(PeakStorage(span.storage, span.bytes, kind, maker, later, span.storage in forced))
     found.sort(key=lambda it: (-it.bytes, it.storage))
@@ -193,25 +204,3 @@ class StructuralKinds:
 def idle_steps(problem: Problem) -> float:
     """For how many steps nobody touches what counts as saved."""
     return max(IDLE_SHARE * len(problem.nodes), IDLE_STEPS)
-
-
-class _Classifier:
-    def __init__(self, problem: Problem, position: Mapping[int, int], users: Sequence[Sequence[int]], at: int) -> None:
-        self.structure, self.position, self.users, self.at = StructuralKinds(problem), position, users, at
-        self.in_flight: set[int] = set()
-        for v in problem.collectives:
-            if position[v] <= at and any(position[w] >= at for w in problem.waits.get(v, ())):
-                self.in_flight.update(self.structure.held_by(v))
-
-    def kind(self, span: LiveRange) -> PeakKind:
-        """See the module."""
-        s, structure = span.storage, self.structure
-        if s in self.in_flight and structure.may_fly(s):
-            return "collectives in flight"
-        kind = structure.kind(s)
-        if kind != "temporaries":
-            return kind
-        touched = [span.first, *(self.position[v] for v in self.users[s])]
-        before = max((p for p in touched if p <= self.at), default=span.first)
-        after = min((p for p in touched if p >= self.at), default=span.last)
-        return "saved activations" if after - before >= idle_steps(structure.problem) else "temporaries"

@@ -59,7 +59,7 @@ class FoundPipeline:
 
     @property
     def proved(self) -> bool:
-        """Is none that was tried shorter, by more than a thousandth?"""
+        """Tell whether none that was tried can be shorter, by more than a thousandth."""
         return self.plan.replay.step_us <= self.bound_us * (1 + OF_A_BOUND)
 
 

@@ -8,8 +8,6 @@ Formats (:data:`CsvFormat`), the first two named as there (``torch/distributed/p
 - ``compute_comms_waits``: the same with a wait for each send and reduction; torch 2.15 wants them, 2.13 has none.
 """
 
-import csv
-import io
 from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
@@ -68,12 +66,10 @@ def schedule_csv(job: PipelineJob, schedule: PipelineSchedule, replay: PipelineR
         )
     with_sends = schedule if form == "compute_only" else with_transfers(job, schedule, replay)
     orders = [[item for item in order if parts(item)[0].kind not in UPDATES] for order in with_sends.orders]
-    rows = [[str(item) for item in order] for order in orders]
+    rows = [list(map(str, order)) for order in orders]
     if form != "compute_only":
         rows = [_cells(order, replay, form == "compute_comms_waits") for order in orders]
-    out = io.StringIO(newline="")
-    csv.writer(out).writerows(rows)
-    return out.getvalue()
+    return "".join(f"{','.join(row)}\r\n" for row in rows)
 
 
 def _cells(order: Sequence[Item], replay: PipelineReplay, waits: bool) -> list[str]:

@@ -11,6 +11,7 @@ go from stage to stage while that helps.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate, pairwise, permutations
 from math import ceil, inf
 from typing import NamedTuple
@@ -42,20 +43,9 @@ class RankNeed(NamedTuple):
     recomputed: tuple[int, ...]
 
 
-def _down_us(stage: PipelineStage) -> float:
-    """The least until the gradient goes on: D."""
-    return min(one.time_us for one in (stage.backward, stage.input_gradient) if one is not None)
-
-
-def _whole_us(stage: PipelineStage) -> float:
-    if stage.input_gradient is None or stage.weight_gradient is None:
-        return stage.backward.time_us
-    return min(stage.backward.time_us, stage.input_gradient.time_us + stage.weight_gradient.time_us)
-
-
 def _longer_us(stage: PipelineStage) -> float:
     """By recomputation."""
-    return 0.0 if stage.recomputed is None else _whole_us(stage.recomputed) - _whole_us(stage)
+    return 0.0 if stage.recomputed is None else stage.recomputed.whole_us - stage.whole_us
 
 
 def _sums(values: Iterable[float]) -> list[float]:
@@ -100,7 +90,7 @@ def unit_cuts(job: PipelineJob, layout: StageLayout) -> tuple[list[UnitCut], flo
         if cut is not None:
             found[UnitCut(cut, cutter.recomputed(cut))] = None
     first = job.stages[job.routes[0].stages[0]]  # at least, of one micro-batch:
-    way_us = sum(stage.forward.time_us + _down_us(stage) for stage in job.stages) + _whole_us(first) - _down_us(first)
+    way_us = sum(stage.forward.time_us + stage.down_us for stage in job.stages) + first.whole_us - first.down_us
     return list(found), max(cutters[-1].least_us(), way_us)
 
 
@@ -112,10 +102,10 @@ class _Cutter:
         self._units = [job.stages[stage] for stage in job.routes[0].stages]
         self._count, self._stages = len(self._units), layout.count(job.ranks)
         self._forward = _sums(unit.forward.time_us for unit in self._units)
-        self._down, self._whole = _sums(map(_down_us, self._units)), _sums(map(_whole_us, self._units))
+        self._down, self._whole = (_sums(getattr(unit, of) for unit in self._units) for of in ("down_us", "whole_us"))
         self._halves = any(unit.splits for unit in self._units)
         self._scale = least_part(job)
-        self._known: dict[tuple[int, Pieces], RankNeed] = {}
+        self._need = cache(self._need_of)
         self._exact = layout.chunks == 1 if layout.kind == "looped" else self._count <= MOST_UNITS
 
     def best(self) -> Cut | None:
@@ -261,12 +251,6 @@ class _Cutter:
         waits = sum(self._forward[:ranks]) + (0.0 if self._halves else sum(self._down[:ranks]))
         return max(batches * most_us, (waits + batches * sum(each)) / ranks)
 
-    def _need(self, rank: int, pieces: Pieces) -> RankNeed:
-        """The need of a rank; computed once."""
-        if (rank, pieces) not in self._known:
-            self._known[rank, pieces] = self._need_of(rank, pieces)
-        return self._known[rank, pieces]
-
     def _need_of(self, rank: int, pieces: Pieces) -> RankNeed:
         batches, forward, down, whole = self._job.micro_batches, self._forward, self._down, self._whole
         counts = [batches] * len(pieces)
@@ -321,6 +305,6 @@ class _Cutter:
             if unit in recomputed and one.recomputed is not None:
                 one = one.recomputed
             total += one.static_bytes + ceil(part * in_flight) * one.saved_bytes
-            blocks = (one.forward, one.backward) if one.input_gradient is None else (one.forward, one.input_gradient)
+            blocks = one.forward, one.backs[-1]
             most = max([most, *(block.transient_bytes + block.output_bytes for block in blocks)])
         return total + most if part else total

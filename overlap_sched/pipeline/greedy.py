@@ -160,7 +160,7 @@ class _GreedyRun:
         return Action(ActionKind.WEIGHT_GRADIENT, s, self.waiting[s][0])
 
     def _may_begin(self, stage: int, rank: int) -> bool:
-        """Is there room for a forward, and for its micro-batch in all later stages of the rank?"""
+        """Tell whether there is room for a forward, and for its micro-batch in all later stages of the rank."""
         own, stages = self._job.stages_of[rank], self._job.stages
         ahead = {s: self.begun["F"][s] - self.begun["B"][s] for s in own}
         new = [s for s in own if s == stage or self._depth[s] > self._depth[stage]]

@@ -147,7 +147,7 @@ class _TabuWalk:
         return [rest if rank == move.rank else kept for rank, kept in enumerate(self.now)]
 
     def _keep(self, one: int, other: int) -> bool:
-        """Do two actions keep their order: of one stage, and of one micro-batch or kind, or an update?"""
+        """Tell whether two actions keep their order: of one stage, and of one micro-batch or kind, or an update."""
         return any(
             None in (a.micro_batch, b.micro_batch)
             or (a.stage == b.stage and (a.micro_batch == b.micro_batch or a.kind == b.kind))

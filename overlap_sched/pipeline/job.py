@@ -112,6 +112,23 @@ class PipelineStage:
         """It has both halves of its backward."""
         return self.input_gradient is not None and self.weight_gradient is not None
 
+    @property
+    def backs(self) -> list[PipelineBlock]:
+        """The blocks that make the gradient of its input: B, and I where it has halves."""
+        return [self.backward] if self.input_gradient is None else [self.backward, self.input_gradient]
+
+    @property
+    def down_us(self) -> float:
+        """The least time until its gradient goes on."""
+        return min(block.time_us for block in self.backs)
+
+    @property
+    def whole_us(self) -> float:
+        """The least time of its whole backward."""
+        if self.input_gradient is None or self.weight_gradient is None:
+            return self.backward.time_us
+        return min(self.backward.time_us, self.input_gradient.time_us + self.weight_gradient.time_us)
+
 
 @dataclass(frozen=True)
 class PipelineLink:

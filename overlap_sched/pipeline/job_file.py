@@ -185,8 +185,10 @@ class _StageReader:
                 kept = _or(table.kept, left_by(parts[0], back.output_bytes))
                 half_i = _measured(parts[0], replace(back, graph=""), saved)
                 half_w = _measured(parts[1], PipelineBlock(0.0), kept)
-        updates = (_measured(*self._given(table, of), 0) if getattr(table, of) else None for of in ("reduce", "step"))
-        return PipelineStage(_measured(graph, ahead, saved), back, half_i, half_w, saved, kept, static, *updates)
+        reduce, step = (
+            _measured(*self._given(table, of), 0) if getattr(table, of) else None for of in ("reduce", "step")
+        )
+        return PipelineStage(_measured(graph, ahead, saved), back, half_i, half_w, saved, kept, static, reduce, step)
 
     def _source(self, graph: str) -> GraphSource:
         return GraphSource(graph, self._folder / graph, self._file.cluster or None, tuple(self._file.groups.items()))

@@ -8,7 +8,7 @@ backward (B or I + W); with all transfers between ranks on the way::
     head(s)   F of the stages in front of s
     tail(s)   D of the stages in front of s, but T of the first one, then its reduction and step; of the first T - D
 
-    step >= (a) one micro-batch: head + F + D + tail of the last stage of its route
+    step >= (a) one micro-batch: head + F + D + tail of a stage
             (b) per stage: head(s) + F and D of all its micro-batches + tail(s)
             (c) per rank: least head + F and D of all its stages + least tail
             (d) per rank: least head + F and T of all its stages + the steps of its stages, or the least of a reduction
@@ -29,15 +29,14 @@ Of K + 1 micro-batches that follow each other the last begins when one of the ot
 """
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from graphlib import CycleError, TopologicalSorter
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import inf
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from overlap_sched.pipeline.action import BACKWARDS, UPDATES, Action, ActionKind, Pair, PipelineSchedule, parts
-from overlap_sched.pipeline.job import PipelineBlock, PipelineJob, PipelineStage, Route
+from overlap_sched.pipeline.job import PipelineBlock, PipelineJob
 
 Event: TypeAlias = tuple[int, int] | Action
 """``(rank, position)`` of an item; the action that made what is sent, of a transfer."""
@@ -119,22 +118,16 @@ def violation(job: PipelineJob, schedule: PipelineSchedule) -> str | None:
 def _placed(job: PipelineJob, schedule: PipelineSchedule) -> str | None:
     if len(schedule.orders) != job.ranks:
         return f"there are orders for {len(schedule.orders)} ranks; the job has {job.ranks}"
-    batches = {stage: route.micro_batches for route in job.routes for stage in route.stages}
+    known = {action for ways in _wanted(job) for way in ways for action in way}
     for rank, order in enumerate(schedule.orders):
         for item in order:
             if isinstance(item, Pair) and [action.kind for action in item] != [ActionKind.FORWARD, ActionKind.BACKWARD]:
                 return f"rank {rank} runs {item} together; a pair is a forward and a whole backward"
             for action in parts(item):
-                if action.stage not in batches:
-                    return f"rank {rank} runs {action}; stages are 0 to {len(job.stages) - 1}"
+                if action not in known:
+                    return f"rank {rank} runs {action}; the job has no such action"
                 if job.rank_of[action.stage] != rank:
                     return f"rank {rank} runs {action}, but stage {action.stage} is on rank {job.rank_of[action.stage]}"
-                if job.stages[action.stage].block(action.kind) is None:
-                    return f"rank {rank} runs {action}; stage {action.stage} has no such action"
-                if (action.micro_batch is None) != (action.kind in UPDATES):
-                    return f"rank {rank} runs {action}: only reductions and steps are without a micro-batch"
-                if action.micro_batch is not None and action.micro_batch not in batches[action.stage]:
-                    return f"rank {rank} runs {action}; no such micro-batch comes through stage {action.stage}"
     return None
 
 
@@ -152,18 +145,17 @@ def _complete(job: PipelineJob, schedule: PipelineSchedule) -> str | None:
     return None
 
 
-def _wanted(job: PipelineJob) -> Iterator[tuple[tuple[Action, ...], ...]]:
+def _wanted(job: PipelineJob) -> Iterator[list[tuple[Action, ...]]]:
     """Yield what has to run, in the ways in which it may."""
-    for route in job.routes:
-        for s in route.stages:
-            for m in route.micro_batches:
-                yield ((Action(ActionKind.FORWARD, s, m),),)
-                halves = Action(ActionKind.INPUT_GRADIENT, s, m), Action(ActionKind.WEIGHT_GRADIENT, s, m)
-                yield ((Action(ActionKind.BACKWARD, s, m),), halves)
-            if job.stages[s].reduce is not None:
-                yield ((Action(ActionKind.REDUCE, s),),)
-            if job.stages[s].step is not None:
-                yield ((Action(ActionKind.STEP, s),),)
+    halves = ActionKind.INPUT_GRADIENT, ActionKind.WEIGHT_GRADIENT
+    for s in (stage for route in job.routes for stage in route.stages):
+        for m in job.route_of[s].micro_batches:
+            yield [(Action(ActionKind.FORWARD, s, m),)]
+            apart = [tuple(Action(kind, s, m) for kind in halves)] if job.stages[s].splits else []
+            yield [(Action(ActionKind.BACKWARD, s, m),), *apart]
+        for kind in UPDATES:
+            if job.stages[s].block(kind) is not None:
+                yield [(Action(kind, s),)]
 
 
 def _ordered(schedule: PipelineSchedule) -> str | None:
@@ -198,44 +190,50 @@ def _deadlock(job: PipelineJob, schedule: PipelineSchedule) -> str | None:
 
 def pipeline_bound_us(job: PipelineJob) -> float:
     """The bound in any memory, in microseconds; linear in stages, quadratic in the stages of one rank."""
-    times = {stage: one for route in job.routes for stage, one in _stage_times(job, route).items()}
-    bounds = []
-    for route in job.routes:
-        last = times[route.stages[-1]]
-        bounds.append(last.head_us + last.forward_us + last.down_us + last.tail_us)
-    for stage, one in times.items():
-        count = len(one.route.micro_batches)
-        both_us = one.forward_us + one.down_us
-        bounds.append(one.head_us + count * (both_us - _saved_us(job, times, stage, [stage], "down")) + one.tail_us)
-    for rank in range(job.ranks):
-        bounds += _rank_bounds(job, times, [stage for stage in times if job.rank_of[stage] == rank])
+    ways, bounds = _ways(job), list[float]()
+    for s, way in ways.items():
+        one_us, count = job.stages[s].forward.time_us + job.stages[s].down_us, len(job.route_of[s].micro_batches)
+        bounds.append(way.head_us + max(one_us, count * (one_us - _saved_us(job, s, [s], "down_us"))) + way.tail_us)
+    for stages in job.stages_of:
+        head_us, tail_us, back_us = (
+            min(getattr(ways[s], f"{way}_us") for s in stages) for way in ("head", "tail", "back")
+        )
+        down_us, whole_us = (
+            sum(
+                len(job.route_of[s].micro_batches)
+                * (job.stages[s].forward.time_us + getattr(job.stages[s], what) - _saved_us(job, s, stages, what))
+                for s in stages
+            )
+            for what in ("down_us", "whole_us")
+        )
+        updates = [[_time_us(job.stages[s].block(kind)) for kind in UPDATES] for s in stages]
+        ends = [sum(step for _, step in updates), min(map(sum, updates))]
+        if not any(job.stages[s].splits for s in stages):
+            ends.append(back_us)
+        bounds += [head_us + down_us + tail_us, head_us + whole_us + max(ends)]
     return max(bounds)
 
 
 def limited_bound_us(job: PipelineJob) -> float:
     """The bound within the limits; infinite where a rank has no room for one micro-batch of a stage."""
-    bounds = [pipeline_bound_us(job)]
+    bounds, ways = [pipeline_bound_us(job)], _ways(job)
     for rank, limit in enumerate(job.memory_limit_bytes or ()):
-        stages = [s for s in range(len(job.stages)) if job.rank_of[s] == rank]
-        room = limit - sum(job.stages[s].static_bytes for s in stages)
-        times = {s: one for route in job.routes for s, one in _stage_times(job, route).items() if s in stages}
-        area = 0.0
-        for s, one in times.items():
-            stage, count = job.stages[s], len(one.route.micro_batches)
-            held_us = one.forward_us + _beyond_us(job, s, one.route) + one.down_us
+        room, area = limit - job.static_bytes[rank], 0.0
+        for s in job.stages_of[rank]:
+            stage, count, way, held_us = job.stages[s], len(job.route_of[s].micro_batches), ways[s], ways[s].held_us
             paired = any(s in both for both in job.pairs)  # then what is transient is another matter
             free = room - (0 if paired else stage.forward.transient_bytes)
             if free < stage.saved_bytes * (held_us > 0):
                 return inf
             if stage.saved_bytes and held_us:
-                bounds.append(one.head_us + held_us * -(-count // (free // stage.saved_bytes)) + one.tail_us)
-            back = _backward_blocks(stage)
-            ends = [stage.saved_bytes * (block.time_us - one.down_us) + _area(block, paired) for block in back]
+                bounds.append(way.head_us + held_us * -(-count // (free // stage.saved_bytes)) + way.tail_us)
+            ends = [stage.saved_bytes * (one.time_us - stage.down_us) + _area(one, paired) for one in stage.backs]
             if stage.splits:
                 ends[1] += stage.kept_bytes * _time_us(stage.weight_gradient) + _area(stage.weight_gradient)
             area += count * (stage.saved_bytes * held_us + _area(stage.forward, paired) + min(ends))
         if area:
-            bounds.append(min(one.head_us for one in times.values()) + (area / room if room > 0 else inf))
+            head_us = min(ways[s].head_us for s in job.stages_of[rank])
+            bounds.append(head_us + (area / room if room > 0 else inf))
     return max(bounds)
 
 
@@ -244,90 +242,50 @@ def _area(block: PipelineBlock | None, paired: bool = False) -> float:
     return 0.0 if block is None or paired else block.transient_bytes * block.time_us
 
 
-def _beyond_us(job: PipelineJob, stage: int, route: Route) -> float:
-    """The least from the end of a stage's forward until the gradient has come back to it."""
-    times, total = _stage_times(job, route), 0.0
-    behind = route.stages[route.stages.index(stage) :]
-    for s, after in pairwise(behind):
-        total += _transfer_us(job, s, after, [job.stages[s].forward])
-        total += _transfer_us(job, after, s, _backward_blocks(job.stages[after]))
-        total += times[after].forward_us + times[after].down_us
-    return total
+class _StageWays(NamedTuple):
+    """Microseconds from and to a stage: head and tail as the head of this module says.
 
+    ``back_us``: of a gradient to the first stage. ``held_us``: from the start of its F to the end of its D (h).
+    """
 
-@dataclass(frozen=True)
-class _StageTimes:
-    """What the head of this module says of a stage, in microseconds; ``way_us``: of a gradient to the first stage."""
-
-    route: Route
-    forward_us: float
-    down_us: float
-    whole_us: float
     head_us: float
     tail_us: float
-    way_us: float
+    back_us: float
+    held_us: float
 
 
-def _stage_times(job: PipelineJob, route: Route) -> dict[int, _StageTimes]:
-    found: dict[int, _StageTimes] = {}
-    head_us = way_us = tail_us = 0.0
-    for k, number in enumerate(route.stages):
-        stage = job.stages[number]
-        down_us = whole_us = stage.backward.time_us
-        if stage.input_gradient is not None and stage.weight_gradient is not None:
-            down_us = min(down_us, stage.input_gradient.time_us)
-            whole_us = min(whole_us, stage.input_gradient.time_us + stage.weight_gradient.time_us)
-        updates_us = _time_us(stage.reduce) + _time_us(stage.step)
-        if k:
-            before = route.stages[k - 1]
-            head_us += job.stages[before].forward.time_us + _transfer_us(
-                job, before, number, [job.stages[before].forward]
-            )
-            step_us = _transfer_us(job, number, before, _backward_blocks(stage))
-            way_us += step_us + found[before].down_us
-            tail_us = step_us + (found[before].down_us + tail_us)
-        else:
-            tail_us = whole_us - down_us + updates_us
-        found[number] = _StageTimes(route, stage.forward.time_us, down_us, whole_us, head_us, tail_us, way_us)
+def _ways(job: PipelineJob) -> dict[int, _StageWays]:
+    found: dict[int, _StageWays] = {}
+    for route in job.routes:
+        first = job.stages[route.stages[0]]
+        tail_us = first.whole_us - first.down_us + _time_us(first.reduce) + _time_us(first.step)
+        there_us, back_us = list[float](), list[float]()  # from one neighbour to the next, and D on the way back
+        for s, after in pairwise(route.stages):
+            there_us.append(job.stages[s].forward.time_us + _transfer_us(job, s, after, [job.stages[s].forward]))
+            back_us.append(job.stages[s].down_us + _transfer_us(job, after, s, job.stages[after].backs))
+        heads, backs = (list(accumulate(times, initial=0.0)) for times in (there_us, back_us))
+        last = job.stages[route.stages[-1]]
+        for s, head_us, way_us in zip(route.stages, heads, backs, strict=True):
+            held_us = heads[-1] - head_us + backs[-1] - way_us + last.forward.time_us + last.down_us
+            found[s] = _StageWays(head_us, way_us + tail_us, way_us, held_us)
     return found
 
 
-def _rank_bounds(job: PipelineJob, times: dict[int, _StageTimes], stages: list[int]) -> list[float]:
-    own = [times[stage] for stage in stages]
-    head_us = min(one.head_us for one in own)
-    down_us = whole_us = 0.0
-    for stage in stages:
-        one, count = times[stage], len(times[stage].route.micro_batches)
-        down_us += count * (one.forward_us + one.down_us - _saved_us(job, times, stage, stages, "down"))
-        whole_us += count * (one.forward_us + one.whole_us - _saved_us(job, times, stage, stages, "whole"))
-    updates = [(_time_us(job.stages[stage].reduce), _time_us(job.stages[stage].step)) for stage in stages]
-    ends = [sum(step for _, step in updates), min(reduce + step for reduce, step in updates)]
-    if not any(job.stages[stage].splits for stage in stages):
-        ends.append(min(one.way_us for one in own))
-    return [head_us + down_us + min(one.tail_us for one in own), head_us + whole_us + max(ends)]
-
-
-def _saved_us(job: PipelineJob, times: dict[int, _StageTimes], ahead: int, stages: list[int], counted: str) -> float:
+def _saved_us(job: PipelineJob, ahead: int, stages: Sequence[int], counted: str) -> float:
     """The most that a forward of a stage saves of what is counted, beside a backward of one of these stages."""
-    most = 0.0
+    most, one = 0.0, job.stages[ahead].forward.time_us
     for back in stages:
-        one, other = job.stages[ahead].forward.time_us, job.stages[back].backward.time_us
-        alone = one + (times[back].down_us if counted == "down" else times[back].whole_us)
-        known = job.pairs.get((ahead, back))
+        other, known = job.stages[back].backward.time_us, job.pairs.get((ahead, back))
         together = job.pair_factor * (one + other) if known is None else known.time_us
-        most = max(most, alone - max(one, other, together))
+        most = max(most, one + getattr(job.stages[back], counted) - max(one, other, together))
     return most
-
-
-def _backward_blocks(stage: PipelineStage) -> list[PipelineBlock]:
-    return [stage.backward] if stage.input_gradient is None else [stage.backward, stage.input_gradient]
 
 
 def _time_us(block: PipelineBlock | None) -> float:
     return 0.0 if block is None else block.time_us
 
 
-def _transfer_us(job: PipelineJob, stage: int, to: int, blocks: list[PipelineBlock]) -> float:
+def _transfer_us(job: PipelineJob, stage: int, to: int, blocks: Sequence[PipelineBlock]) -> float:
     """The least time of an output between two stages."""
     sender, receiver = job.rank_of[stage], job.rank_of[to]
     if sender == receiver:

@@ -213,7 +213,7 @@ def _dual_pipe_rank(near: int, half: int, count: int, zero: int, one: int) -> It
             actions.append(Action(ActionKind(letter), way[1], begun[way]))
             begun[way] += 1
             if letter == "I":
-                weights.append(weight_gradient(*actions[-1][1:]))
+                weights.append(actions[-1]._replace(kind=ActionKind.WEIGHT_GRADIENT))
         yield weights.popleft() if step == "W" else Pair(*actions) if len(actions) > 1 else actions[0]
 
 

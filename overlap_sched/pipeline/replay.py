@@ -376,20 +376,20 @@ def _live_bytes(job: PipelineJob, replay: PipelineReplay) -> list[list[_LiveByte
         elif kind is ActionKind.INPUT_GRADIENT:
             weights = times[Action(ActionKind.WEIGHT_GRADIENT, stage, m)]
             live.append(_LiveBytes(run.end_us, weights.end_us, needs.kept_bytes, action))
-    for one in replay.sent:
-        send, receive = one.both_ends
-        kinds = (ActionKind.FORWARD,) if one.action.kind is ActionKind.FORWARD else BACKWARDS
-        users = (Action(kind, one.needed_by, one.action.micro_batch) for kind in kinds)
-        used_us, block = next(times[user] for user in users if user in times).start_us, block_of(job, one.action)
+    for output in replay.sent:
+        send, receive = output.both_ends
+        kinds = (ActionKind.FORWARD,) if output.action.kind is ActionKind.FORWARD else BACKWARDS
+        users = (Action(kind, output.needed_by, output.action.micro_batch) for kind in kinds)
+        used_us, block = next(times[user] for user in users if user in times).start_us, block_of(job, output.action)
         sender, receiver = job.rank_of[send.stage], job.rank_of[receive.stage]
         if sender == receiver:
-            send, end_us = one.action, used_us
+            send, end_us = output.action, used_us
         else:
-            end_us = one.end_us
-            if used_us > one.start_us:
-                found[receiver].append(_LiveBytes(one.start_us, used_us, block.output_bytes, receive))
-        if end_us > one.made_us:
-            found[sender].append(_LiveBytes(one.made_us, end_us, block.buffer_bytes, send))
+            end_us = output.end_us
+            if used_us > output.start_us:
+                found[receiver].append(_LiveBytes(output.start_us, used_us, block.output_bytes, receive))
+        if end_us > output.made_us:
+            found[sender].append(_LiveBytes(output.made_us, end_us, block.buffer_bytes, send))
     return found
 
 

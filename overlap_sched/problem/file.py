@@ -72,6 +72,12 @@ class Limits:
 DEFAULT_LIMITS = Limits()
 
 
+def too_large(fault: str, limit: str) -> InputTooLargeError:
+    """The error, with the option that raises the limit."""
+    remedy = f"Raise the limit (--max-{limit} on the command line) if it is meant to be that large."
+    return InputTooLargeError(f"{fault}. {remedy}")
+
+
 class DamagedError(Exception):
     """What should be a gzip stream is none, or is cut short; the text says so."""
 
@@ -132,10 +138,7 @@ def read_problem(path: str | Path, comm_scale: float = 1.0, limits: Limits = DEF
     if file.format == FORMAT and file.contention is not None:
         raise ProblemError(f"{path}: has contention, which {FORMAT!r} does not know. Write {FORMAT_2!r} as its format.")
     if len(file.nodes) > limits.nodes:
-        raise InputTooLargeError(
-            f"{path}: has {len(file.nodes):,} nodes, more than the limit of {limits.nodes:,}. "
-            "Raise the limit (--max-nodes on the command line) if the file is meant to be that large."
-        )
+        raise too_large(f"{path}: has {len(file.nodes):,} nodes, more than the limit of {limits.nodes:,}", "nodes")
     try:
         for text in {text: None for node in file.nodes for text in node.marks}:
             read_mark(text)
@@ -265,10 +268,8 @@ def read_json_text(path: str | Path, limits: Limits, error: type[Exception]) -> 
         raise error(f"{path}: cannot be read ({fault.strerror}). Check the path.") from None
     parts = raw.count(b"{") + raw.count(b"[")
     if parts > PARTS_PER_NODE * limits.nodes:
-        raise InputTooLargeError(
-            f"{path}: has {parts:,} objects and lists, more than {PARTS_PER_NODE} for each of {limits.nodes:,} nodes. "
-            "Raise the limit (--max-nodes on the command line) if the file is meant to be that large."
-        )
+        most = f"{PARTS_PER_NODE} for each of {limits.nodes:,} nodes"
+        raise too_large(f"{path}: has {parts:,} objects and lists, more than {most}", "nodes")
     return raw
 
 
@@ -294,10 +295,7 @@ def _bounded(file: BinaryIO | gzip.GzipFile, path: str | Path, limit: int) -> by
     data = b"".join(islice(iter(partial(file.read, 2**20), b""), limit // 2**20 + 1))
     if len(data) > limit:
         when = " once decompressed" if isinstance(file, gzip.GzipFile) else ""
-        raise InputTooLargeError(
-            f"{path}: has more than {limit:,} bytes{when}, which is the limit. "
-            "Raise the limit (--max-input-bytes on the command line) if the file is meant to be that large."
-        )
+        raise too_large(f"{path}: has more than {limit:,} bytes{when}, which is the limit", "input-bytes")
     return data
 
 

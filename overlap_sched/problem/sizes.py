@@ -173,8 +173,11 @@ def allocator_settings(text: str) -> AllocatorSettings:
         OptionsError: It is not ``key:value,key:value``, or a value is not one that torch takes.
     """
     given = _entries("".join(text.split()))
+    expandable = given.get("expandable_segments", "False")
+    if expandable not in ("True", "False"):
+        raise OptionsError(f"allocator has expandable_segments:{expandable}; it is True or False.")
     return AllocatorSettings(
-        expandable_segments=_switch(given.get("expandable_segments", "False"), "expandable_segments"),
+        expandable_segments=expandable == "True",
         max_split_size_bytes=_mib(given, "max_split_size_mb", NO_LIMIT),
         max_non_split_rounding_bytes=_mib(given, "max_non_split_rounding_mb", 20 * MIB),
         large_segment_size_bytes=_mib(given, "large_segment_size_mb", 20 * MIB),
@@ -189,12 +192,6 @@ def _entries(text: str) -> dict[str, str]:
             "True,max_split_size_mb:512', or '' for torch's defaults."
         )
     return dict(re.findall(_ENTRY, text))
-
-
-def _switch(text: str, key: str) -> bool:
-    if text not in ("True", "False"):
-        raise OptionsError(f"allocator has {key}:{text}; it is True or False.")
-    return text == "True"
 
 
 def _mib(given: dict[str, str], key: str, default: int) -> int:

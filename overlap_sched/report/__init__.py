@@ -1,9 +1,4 @@
-"""What people look at: tables and explanations as text, a picture, a trace.
+"""What people look at: tables and explanations as text, a page, pictures, a trace.
 
-``plot`` needs matplotlib (``pip install 'overlap_sched[plot]'``) and is imported only when used.
+Pictures need matplotlib (``pip install 'overlap_sched[plot]'``), which is imported only when one is drawn.
 """
-
-from overlap_sched.report.trace import write_trace
-from overlap_sched.report.words.schedule import explanation, summary
-
-__all__ = ["explanation", "summary", "write_trace"]

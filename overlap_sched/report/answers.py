@@ -30,8 +30,7 @@ from overlap_sched.report.words.rewrites import costs
 from overlap_sched.report.words.schedule import Cause, Reserved, causes, gap_percent, most_exposed
 from overlap_sched.scheduler.driver import Schedule
 from overlap_sched.scheduler.explain import Decision
-from overlap_sched.transform.plan import Plan
-from overlap_sched.transform.records import records_json
+from overlap_sched.transform.plan import Plan, records_json
 from overlap_sched.transform.rewrites import to_json
 
 Made = TypeVar("Made", bound=Struct)

@@ -37,8 +37,7 @@ from overlap_sched.scheduler.driver import Figures, Schedule, figures_of, schedu
 from overlap_sched.scheduler.explain import decisions
 from overlap_sched.scheduler.task import Candidate, Task
 from overlap_sched.simulate.ledger import LiveRanges
-from overlap_sched.transform.plan import Plan
-from overlap_sched.transform.records import Record
+from overlap_sched.transform.plan import Plan, Record
 from overlap_sched.transform.rewrites import Bucket, Keep, Offload, Regather, Stream
 
 FIGURES = ("peak_bytes", "step_us", "exposed_us")
@@ -61,7 +60,7 @@ class Extras:
 
     made: Plan | None = None
     beside: tuple[str, Order] | None = None
-    frontier: tuple[FitPoint, ...] | None = None
+    frontier: tuple[FitPoint, ...] = ()
     answer: str | None = None
     command: str = ""
     prices: PriceSource | UnsetType = UNSET
@@ -160,11 +159,7 @@ def page_data(schedule: Schedule, extras: Extras = NOTHING_ELSE) -> Page:
         "collectives": _collectives(schedule, original, made),
         "rewrites": _rewrites(schedule, made),
         "tried": [] if made is None else [(printable(one.what), rewrites.outcome_text(one)) for one in made.trials],
-        "frontier": extras.frontier
-        and {
-            "points": [{"name": "", **{key: getattr(point, key) for key in FIGURES}} for point in extras.frontier],
-            "others": [{"name": run["title"], **{key: run[key] for key in FIGURES}} for run in runs],
-        },
+        "frontier": [{key: getattr(point, key) for key in FIGURES} for point in extras.frontier],
     }
 
 
@@ -308,9 +303,8 @@ def page_text(page: Page, command: str = "") -> str:
     times = "of the problem file" if prices.get("from") != "dump" else ""
     times = ", ".join(filter(None, [times, f"predicted for {on}" if on else ""]))
     times += f", {count(prices['traces'], 'trace')} of a profiler where they have them" if prices.get("traces") else ""
-    without, frontier = page["figures"].get("step_without_rewrites_us"), page["frontier"]
-    points = [] if frontier is None else [*frontier["points"], *frontier["others"]]
-    original, drawn = page["figures"], range(len(runs))
+    original, without = page["figures"], page["figures"].get("step_without_rewrites_us")
+    points, drawn = [*page["frontier"], *runs] if page["frontier"] else [], range(len(runs))
     called = [f"the {run['title']} order" if r < 2 else html.escape(run["title"]) for r, run in enumerate(runs)]
     return Template(_read_file("page.html")).substitute(
         title=html.escape(f"{printable(page['figures']['name'])}: overlap_sched"),
@@ -335,7 +329,7 @@ def page_text(page: Page, command: str = "") -> str:
         frontier="\n".join(
             _table_row(
                 (
-                    of["name"] or "on the frontier",
+                    of.get("title", "on the frontier"),
                     size(of["peak_bytes"]),
                     change(original["original_peak_bytes"], of["peak_bytes"]),
                     duration(of["step_us"]),

@@ -4,7 +4,7 @@ import io
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -110,13 +110,8 @@ LEFT = 0.115
 """Where the axes begin, as a share of the figure."""
 
 
-class _Lane(NamedTuple):
-    """One row of the lower panel."""
-
-    label: str
-    busy: Sequence[Span]
-    exposed: Sequence[Span]
-    colour: str
+_Lane = tuple[str, Sequence[Span], Sequence[Span], str]
+"""One row of the lower panel: its label, what is busy, exposed waits, the colour of what is busy."""
 
 
 def plot_schedule(schedule: Schedule, path: str | Path) -> None:
@@ -133,7 +128,11 @@ def plot_schedule(schedule: Schedule, path: str | Path) -> None:
     rows, end_us = sum(map(len, lanes)), max(before.step_us, after.step_us) or 1.0
     figure = new_figure(12, 5.2 + 0.33 * rows)
     scale, unit = time_unit(end_us)
-    edges, inch = _edges(before, after, end_us), 1 / figure.get_figheight()
+    drawn = (row for line in (before, after) for row in (line.compute, line.exposed, *line.streams.values()))
+    edges = np.unique([0.0, end_us, *(us for row in drawn for span in row for us in span[1:])])  # if those are few
+    if len(edges) > BINS:
+        edges = np.union1d(np.linspace(0.0, end_us, BINS + 1), [before.step_us, after.step_us])
+    inch = 1 / figure.get_figheight()
     ratios = {"height_ratios": (3.0, 0.33 * rows + 0.7), "hspace": 0.08}
     top, streams = figure.subplots(2, 1, sharex=True, gridspec_kw=ratios)
     figure.subplots_adjust(left=LEFT, right=0.95, top=1 - 0.95 * inch, bottom=0.6 * inch)
@@ -163,15 +162,6 @@ def plot_schedule(schedule: Schedule, path: str | Path) -> None:
     simulated = f"simulated{' with contention' if problem.contention else ''}"
     streams.set_xlabel(f"time ({unit}), {simulated}: one compute stream, one stream per process group", color=INK)
     write_picture(figure, path)
-
-
-def _edges(before: Timeline, after: Timeline, end_us: float) -> Floats:
-    """Bins: between the very times at which something happens if those are few, else of equal width."""
-    rows = [row for line in (before, after) for row in (line.compute, line.exposed, *line.streams.values())]
-    times = np.unique([0.0, end_us, *(us for row in rows for span in row for us in span[1:])])
-    if len(times) <= BINS:
-        return times
-    return np.union1d(np.linspace(0.0, end_us, BINS + 1), [before.step_us, after.step_us])
 
 
 def _title(figure: "Figure", schedule: Schedule) -> None:
@@ -214,13 +204,14 @@ def _memory(axes: "Axes", schedule: Schedule, before: Timeline, after: Timeline,
 
 def _lane(axes: "Axes", lane: _Lane, y: float, step_us: float, edges: Floats, scale: float) -> None:
     """One row: what is busy from the bottom, exposed waits on top of it, idle time light; busy percent at the right."""
+    label, spans, exposed, colour = lane
     axes.broken_barh([(0, step_us / scale)], (y, HEIGHT), facecolor=IDLE, linewidth=0)
-    busy = y + HEIGHT * busy_share(lane.busy, edges)
-    axes.stairs(busy, edges / scale, baseline=y, fill=True, color=lane.colour, linewidth=0)
-    stalled = busy + HEIGHT * busy_share(lane.exposed, edges)
+    busy = y + HEIGHT * busy_share(spans, edges)
+    axes.stairs(busy, edges / scale, baseline=y, fill=True, color=colour, linewidth=0)
+    stalled = busy + HEIGHT * busy_share(exposed, edges)
     axes.stairs(stalled, edges / scale, baseline=busy, fill=True, color=EXPOSED, linewidth=0)
-    share = sum(span.end_us - span.start_us for span in lane.busy) / (step_us or 1.0)
-    for x, text, side in ((-0.008, lane.label, "right"), (1.005, f"{100 * share:.1f} %", "left")):
+    share = sum(span.end_us - span.start_us for span in spans) / (step_us or 1.0)
+    for x, text, side in ((-0.008, label, "right"), (1.005, f"{100 * share:.1f} %", "left")):
         axes.text(x, y + HEIGHT / 2, text, transform=axes.get_yaxis_transform(), ha=side, va="center", fontsize=9,
                   color=INK, parse_math=False)  # fmt: skip
 
@@ -228,16 +219,16 @@ def _lane(axes: "Axes", lane: _Lane, y: float, step_us: float, edges: Floats, sc
 def _lanes(problem: Problem, line: Timeline) -> list[_Lane]:
     """The compute stream, then the process groups by purpose, each with a label; at most ``MAX_STREAMS`` groups."""
     purposes = group_purposes(problem)
-    lanes, called = [_Lane("compute", line.compute, line.exposed, COMPUTE)], group_names(purposes)
+    lanes, called = list[_Lane]([("compute", line.compute, line.exposed, COMPUTE)]), group_names(purposes)
     busy = {name: sum(span.end_us - span.start_us for span in spans) for name, spans in line.streams.items()}
     # rounded: both orders add up the same times, each in its own order, and must show the same groups
     shown = sorted(busy, key=lambda name: -round(busy[name], 3))[:MAX_STREAMS]
     for name in by_purpose((name for name in line.streams if name in shown), purposes):
         label = f"group {name}" if called[name] == name and len(name) <= 6 else _short(called[name], 12)
         label = f"{printable(label)} ({problem.groups[name].size})"
-        lanes.append(_Lane(label, line.streams[name], (), PURPOSES[purposes[name]].colour))
+        lanes.append((label, line.streams[name], (), PURPOSES[purposes[name]].colour))
     if len(busy) > len(shown):
-        lanes[-1] = lanes[-1]._replace(label=f"{lanes[-1].label}\n+ {len(busy) - len(shown)} not shown")
+        lanes[-1] = (f"{lanes[-1][0]}\n+ {len(busy) - len(shown)} not shown", *lanes[-1][1:])
     return lanes
 
 

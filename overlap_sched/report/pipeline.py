@@ -65,8 +65,7 @@ def pipeline_page(title: str, planned: Sequence[PlannedPipeline], command: str) 
 
 def _verdict(planned: Sequence[PlannedPipeline]) -> str:
     """The shortest schedule that fits, and shorter ones that do not."""
-    by_step = sorted(planned, key=lambda one: one.replay.step_us)
-    best = next((one for one in by_step if one.shortage is None), None)
+    by_step, best = sorted(planned, key=lambda one: one.replay.step_us), find_shortest(planned)
     lacking = [f"{one.name} lacks {size(one.shortage.bytes)}" for one in by_step if one.shortage is not None]
     if best is None:
         return f"<p id='verdict' class='fails'>None fits: {escape('; '.join(lacking))}.</p>"
@@ -189,15 +188,10 @@ def _rank(one: PlannedPipeline, rank: int, curve: Curve, scale: float) -> str:
 
 
 def _boxes(run: RunItem, x: float, width: float, first: int) -> Iterator[str]:
-    actions = parts(run.item)
-    height, what = (
-        ROW // len(actions),
-        [
-            f"{PIPELINE[action.kind.value][1]} of stage {action.stage}"
-            + ("" if action.micro_batch is None else f", micro-batch {action.micro_batch}")
-            for action in actions
-        ],
-    )
+    actions, what = parts(run.item), list[str]()
+    height = ROW // len(actions)
+    for kind, stage, m in actions:
+        what.append(f"{PIPELINE[kind.value][1]} of stage {stage}" + ("" if m is None else f", micro-batch {m}"))
     told = escape(f"{' beside '.join(what)}, {duration(run.start_us)} to {duration(run.end_us)}")
     for k, action in enumerate(actions):
         place = f"x='{x:.2f}%' y='{k * height}' width='{max(width - 0.04, 0.02):.2f}%' height='{height}'"

@@ -60,10 +60,8 @@ def shard(
         if not isinstance(one, nn.Parameter):
             raise ShardingError("ignored_params must be a set of parameters: set(model.head.parameters()).")
     if not isinstance(reshard_after_forward, bool | None):
-        raise ShardingError(
-            f"reshard_after_forward is {reshard_after_forward}: resharding to fewer ranks is not supported. Use True "
-            "(gather again in backward) or False (keep)."
-        )
+        fault = f"reshard_after_forward is {reshard_after_forward}: resharding to fewer ranks is not supported"
+        raise ShardingError(f"{fault}. Use True (gather again in backward) or False (keep).")
     if type(offload_policy) not in (type(None), OffloadPolicy):
         raise ShardingError("offload_policy: offloading is not supported. Use torch's fully_shard for this model.")
     place, policy, modules = _place_in(mesh), mp_policy or MixedPrecisionPolicy(), _modules_of(roots)
@@ -108,10 +106,8 @@ def _place_in(mesh: DeviceMesh | None) -> Place:
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         mesh = init_device_mesh(accelerator.type if accelerator else "cpu", (dist.get_world_size(),))
     if mesh.ndim not in (1, 2):
-        raise ShardingError(
-            f"the mesh has {mesh.ndim} dimensions {mesh.mesh_dim_names or tuple(mesh.shape)}; shard takes one (shard) "
-            'or two (replicate, shard). Pass those of data parallelism: mesh["dp"], or mesh["replicate", "shard"].'
-        )
+        fault = f"the mesh has {mesh.ndim} dimensions {mesh.mesh_dim_names or tuple(mesh.shape)}; it takes one or two"
+        raise ShardingError(f'{fault}. Pass those of data parallelism: mesh["dp"], or mesh["replicate", "shard"].')
     index = None if mesh.device_type == "cpu" else torch.accelerator.current_device_index()
     return Place.of(mesh, torch.device(mesh.device_type, index))
 
@@ -173,10 +169,8 @@ def _replaced(own: type) -> type:
     """
 
     def refuse(parameter: Any, *_: Any) -> NoReturn:
-        raise ShardingError(
-            f"shard() has replaced {getattr(parameter, 'replaced', 'this parameter')}: an optimizer that was made "
-            "before would train nothing. Make it after shard(model), of model.parameters()."
-        )
+        fault = f"shard() has replaced {getattr(parameter, 'replaced', 'this parameter')}"
+        raise ShardingError(f"{fault}: an optimizer made before would train nothing. Make it after shard(model).")
 
     return type(f"Replaced{own.__name__}", (own,), {"grad": property(refuse, refuse)})
 
@@ -207,9 +201,7 @@ def repair_random_states() -> None:
         opaque = len(list(takewhile(is_opaque_node, reversed(saved[: len(saved) - num_sym_nodes]))))
         before = set(backward.graph.find_nodes(op="placeholder"))
         made = torchs(joint, forward, backward, num_sym_nodes + opaque)
-        if (
-            opaque
-        ):  # new inputs move in front of it; the states of generators of GPUs come behind the tangents: they stay
+        if opaque:  # new inputs move in front of it; states of generators of GPUs come behind the tangents: they stay
             inputs = list(made[1].graph.find_nodes(op="placeholder"))
             first = next(filter(is_opaque_node, inputs))
             for state in takewhile(lambda node: "tangent" not in node.name, inputs):

@@ -163,11 +163,10 @@ def gather(
             communicated in backward.
         again: In a compiled graph: gather again in backward instead of keeping the whole until then.
     """
+    # a checkpoint of the gather alone: torch's partitioner puts its nodes into the backward graph once more
+    again_too: Any = {"use_reentrant": False, "context_fn": _recompute_all}
     given = (part, collector, layout, factor)
-    if not again:
-        whole: Tensor = _Gather.apply(*given)
-    else:  # a checkpoint of the gather alone: torch's partitioner puts its nodes into the backward graph once more
-        whole = checkpoint(_Gather.apply, *given, use_reentrant=False, context_fn=_recompute_all)
+    whole: Tensor = checkpoint(_Gather.apply, *given, **again_too) if again else _Gather.apply(*given)
     return whole
 
 

@@ -69,9 +69,8 @@ def fit_step(gm: fx.GraphModule, settings: Settings) -> Settings:
         return settings
     before = list(gm.graph.nodes)
     rewrite_fx(gm, settings, _chosen, "training step", always=True)
-    if list(gm.graph.nodes) == before:
-        return settings
-    return replace(settings, options=replace(settings.options, headroom=0))
+    same = list(gm.graph.nodes) == before
+    return settings if same else replace(settings, options=replace(settings.options, headroom=0))
 
 
 def _chosen(lifted: Lifted, settings: Settings, alike: Mapping[str, str]) -> RewriteChoice:
@@ -114,7 +113,7 @@ def mark(gm: fx.GraphModule) -> fx.GraphModule:
 
 
 def is_marked(gm: fx.GraphModule) -> bool:
-    """Has our pass seen this graph, in this process or where it was precompiled?"""
+    """Tell whether our pass has seen this graph, in this process or where it was precompiled."""
     return _MARK in gm.graph.output_node().meta
 
 
@@ -138,6 +137,15 @@ def with_ours(passes: Sequence[GraphPass], compile_config: Any, settings: Settin
             warn("overlap_sched keeps no limit in this job: it fits no step that Inductor compiles as a whole.")
         return [*before, inside_inductor(after[0], settings), *after[1:]]
     return [*before, partial(overlap_sched_pass, settings=settings), *after]
+
+
+def with_ours_or_not(passes: list[GraphPass], compile_config: Any, settings: Settings) -> list[GraphPass]:
+    """As :func:`with_ours`; the list as it was, with a warning, where that fails: without us the job runs as well."""
+    try:
+        return with_ours(passes, compile_config, settings)
+    except Exception as error:
+        warn("overlap_sched leaves torchtitan's passes as they are", error)
+        return passes
 
 
 def _function(graph_pass: Any) -> Any:

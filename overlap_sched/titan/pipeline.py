@@ -23,7 +23,7 @@ from overlap_sched.inductor.reporting import describe_error, warn
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.inductor.switch import enabled
 from overlap_sched.options import close_to
-from overlap_sched.titan.graph_pass import GraphPass, is_marked, plug_in_arguments, settings_of, with_ours
+from overlap_sched.titan.graph_pass import GraphPass, is_marked, plug_in_arguments, settings_of, with_ours_or_not
 
 NAME = "overlap_sched"
 """What ``--compile.pass_pipeline`` names."""
@@ -42,18 +42,15 @@ def passes_of(traced: Any, config: Any, *, parallel_dims: Any = None) -> list[Gr
         has to be agreed on.
     """
     default: list[GraphPass] = construct_default_graph_passes(traced, config, parallel_dims=parallel_dims)
-    try:
-        safe_gathers_with(traced)  # gloo only; the trainer holds the step for as long as its graph runs
-        if not config.compile.precompile_artifact_dir:
-            return with_ours(default, config.compile, settings_of(config))
-        if not is_marked(traced.gm):
-            warn(
-                f"overlap_sched did nothing: the artifact in {config.compile.precompile_artifact_dir!r} was made "
-                "without it. Make it with python -m overlap_sched.titan.precompile, in place of "
-                "torchtitan.experiments.graph_trainer.precompile_main and with the same arguments."
-            )
-    except Exception as error:  # without us the job runs as well
-        warn("overlap_sched leaves torchtitan's passes as they are", error)
+    safe_gathers_with(traced)  # gloo only; the trainer holds the step for as long as its graph runs
+    if not config.compile.precompile_artifact_dir:
+        return with_ours_or_not(default, config.compile, settings_of(config))
+    if not is_marked(traced.gm):
+        warn(
+            f"overlap_sched did nothing: the artifact in {config.compile.precompile_artifact_dir!r} was made "
+            "without it. Make it with python -m overlap_sched.titan.precompile, in place of "
+            "torchtitan.experiments.graph_trainer.precompile_main and with the same arguments."
+        )
     return default
 
 
@@ -169,13 +166,11 @@ class OrderedStages:
         provider: torchtitan's.
         settings: Of the job, with the ranks that hold the same stages.
         builder: torchtitan's module that compiles the graphs.
-        lists: How many lists of passes have begun with ours; of every graph one.
     """
 
     provider: Any
     settings: Settings
     builder: Any
-    lists: int = 0
 
     def prepare_graphs(self, *schedule: Any, **named: Any) -> Any:
         """Prepare them as torchtitan does, once per step; it compiles in the first.
@@ -185,19 +180,10 @@ class OrderedStages:
         theirs = self.builder.final_inductor_compile_passes
 
         def ours_first(compile_config: Any, **how: Any) -> list[GraphPass]:
-            found: list[GraphPass] = theirs(compile_config, **how)
-            self.lists += 1
-            try:
-                return with_ours(found, compile_config, self.settings)
-            except Exception as error:  # without us the job runs as well
-                warn("overlap_sched leaves torchtitan's passes as they are", error)
-                return found
+            return with_ours_or_not(theirs(compile_config, **how), compile_config, self.settings)
 
         self.builder.final_inductor_compile_passes = ours_first
         try:
-            prepared = self.provider.prepare_graphs(*schedule, **named)
+            return self.provider.prepare_graphs(*schedule, **named)
         finally:
             self.builder.final_inductor_compile_passes = theirs
-        if not self.lists:
-            warn("overlap_sched does nothing in this job: GraphPP has compiled its graphs without a list of passes.")
-        return prepared

@@ -15,7 +15,7 @@ Members with such a place come first, by it; the others, and those of one place,
 
 What is tried, from the order that promises most; then what was best, from the original one::
 
-    deferred      compute behind the last launch, its collectives together (:mod:`overlap_sched.transform.deferral`)
+    deferred      compute behind the last launch, its collectives together (:func:`defer_compute`)
     neighbours    neighbours in the order, as long as a bucket takes no longer than a cap, from small to large caps
     batches       what waits for its stream goes together
     parts         larger or smaller caps in parts of the step, one by one
@@ -23,6 +23,20 @@ What is tried, from the order that promises most; then what was best, from the o
 
 A cap is a time, a multiple of the latency: by 16 latencies, a sixteenth of a full bucket's time is latency, on every
 group and at every speed of the network. A candidate that cannot win by a simple bound is not scheduled.
+
+**The end of a step**: compute deferred until nothing is left to hide the last collectives behind. When all compute is
+done, the last collectives still take their time. A weight gradient that has been computed long before, and takes longer
+than its own reduce_scatter, hides a part of it::
+
+    compute       |= wgrad =|===== chain =====|            all before the last launch starts sooner, the end comes
+    group stream     |= u =|                  |=== v ===|  sooner by the compute deferred, less what its own
+                                                           collective takes behind the others
+    compute       |===== chain =====|= wgrad =|
+    group stream                    |=== v ===|= u =|
+
+Two machines in a row: of jobs of compute, then communication, those come last whose communication is shortest
+(S. M. Johnson, *Optimal two- and three-stage production schedules*, 1954). A job is deferred with all that needs it and
+keeps what it uses alive until the end; as many as memory admits, those first that hide most.
 """
 
 import math
@@ -30,20 +44,18 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from overlap_sched.problem import OF_HOST, Kind, Node, NodeId, Order, Position, Problem
+from overlap_sched.problem.precedence import positions
 from overlap_sched.scheduler.list_scheduler import Policy, list_schedule
 from overlap_sched.scheduler.runs import EARLY, WHILE_STALLED
 from overlap_sched.scheduler.task import TUNING, Reference
 from overlap_sched.simulate.clock import PlainClock, StepTimes
 from overlap_sched.simulate.ledger import LiveRanges
-from overlap_sched.transform.apply import apply
-from overlap_sched.transform.deferral import defer_compute
-from overlap_sched.transform.draft import Alike, Draft
+from overlap_sched.transform.apply import Alike, ProblemMaker, apply
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.rewrites import BUCKETED, Bucket, Form, Rewrite, Stream
 from overlap_sched.transform.search import RewriteSearch, Trial
@@ -85,7 +97,7 @@ def keys_of(problem: Problem, alike: Alike | None, ops: Sequence[str] = BUCKETED
         alike: Only those that are in it can; ``None``: it is not known, and all can.
         ops: Operators that may be bucketed.
     """
-    draft = Draft(problem, problem.original_order)
+    draft = ProblemMaker(problem)
     launches = [node.kind is Kind.COLLECTIVE for node in problem.nodes]
     before, behind = [0] * len(launches), [0] * len(launches)
     for v, needs in enumerate(problem.predecessors):
@@ -161,39 +173,24 @@ def packed(members: Iterable[NodeId], places: Mapping[NodeId, int]) -> list[Node
 
 
 def places_of(problem: Problem) -> dict[NodeId, int]:
-    """Return per collective the place of its parameter among inputs or outputs, where it has one."""
-    users: list[list[NodeId]] = [[] for _ in problem.nodes]
-    for v, node in enumerate(problem.nodes):
+    """Return per collective the place of its parameter: the input or output that alone leads to it, or comes of it."""
+    nodes, found = problem.nodes, dict[NodeId, int]()
+    before = [[u for u in node.deps if nodes[u].op not in OF_HOST] for node in nodes]
+    behind: list[list[NodeId]] = [[] for _ in nodes]
+    for v, node in enumerate(nodes):
         for u in node.deps if node.op not in OF_HOST else ():
-            users[u].append(v)
-    found = {
-        v: _input(problem, v) if "gather" in problem.nodes[v].op else _output(problem, v, users)
-        for v in problem.collectives
-    }
-    return {v: place for v, place in found.items() if place is not None}
-
-
-def _input(problem: Problem, v: NodeId) -> int | None:
-    """The input that alone leads to a node."""
-    for _ in range(LONGEST):
-        before = [u for u in problem.nodes[v].deps if problem.nodes[u].op not in OF_HOST]
-        if len(before) != 1 or problem.nodes[before[0]].kind in (Kind.COLLECTIVE, Kind.WAIT):
-            return None
-        v = before[0]
-        if problem.nodes[v].kind is Kind.INPUT:
-            return v
-    return None
-
-
-def _output(problem: Problem, v: NodeId, users: Sequence[Sequence[NodeId]]) -> int | None:
-    """The place of the output that alone comes of a node."""
-    for _ in range(LONGEST):
-        if len(users[v]) != 1 or problem.nodes[users[v][0]].kind is Kind.COLLECTIVE:
-            return None
-        before, (v,) = v, users[v]
-        if problem.nodes[v].kind is Kind.OUTPUT:
-            return problem.nodes[v].deps.index(before)
-    return None
+            behind[u].append(v)
+    for v in problem.collectives:
+        gathers, at = "gather" in nodes[v].op, v
+        for _ in range(LONGEST):
+            following = before[at] if gathers else behind[at]
+            if len(following) != 1 or nodes[following[0]].kind is Kind.COLLECTIVE:
+                break
+            was, (at,) = at, following
+            if nodes[at].kind is (Kind.INPUT if gathers else Kind.OUTPUT):
+                found[v] = at if gathers else nodes[at].deps.index(was)
+                break
+    return found
 
 
 def try_buckets(asked: RewriteSearch, forms: Sequence[Form], streams: bool) -> None:
@@ -202,12 +199,7 @@ def try_buckets(asked: RewriteSearch, forms: Sequence[Form], streams: bool) -> N
         BucketSearch(asked).run(forms[0])
     names = (asked.problem.nodes[v].name for v in reductions(asked.problem)) if streams else ()
     if moved := frozenset(name for name in names if not asked.refuses(Stream(name))):
-        search = BucketSearch(asked, moved)
-        nodes, last = search.problem.nodes, search.problem.collectives[-1]
-        stay = {nodes[v].name for v in search.bases[0].deferred if nodes[v].group == nodes[last].group}
-        if stay:  # their own stream is free by then
-            search = BucketSearch(asked, moved - stay)
-        search.run(forms[0] if forms else None)
+        BucketSearch(asked, moved).run(forms[0] if forms else None)
 
 
 class Base(NamedTuple):
@@ -242,11 +234,11 @@ class BucketSearch:
         self.binding = {v: key for v, key in self.keys.items() if busy[key.group] >= BINDS * most_us}
 
         original = asked.fits or self.problem.original_order
-        self.bases = [Base(original, Windows(self.problem, original))]
+        self.bases = [Base(original, windows_of(self.problem, original))]
         last_us = self.problem.nodes[self.problem.collectives[-1]].time_us
         order, late = defer_compute(LiveRanges(self.problem), original, asked.budget_bytes, last_us, self._added_us)
         if late:
-            self.bases.insert(0, Base(order, Windows(self.problem, order), late))
+            self.bases.insert(0, Base(order, windows_of(self.problem, order), late))
 
     def run(self, form: Form | None) -> None:
         """Try all; ``form``: of buckets, ``None``: none are tried."""
@@ -314,17 +306,14 @@ class BucketSearch:
 
         Alone it takes no more off the step than the last launch takes: tried where that is enough.
         """
-        last = self.problem.nodes[self.problem.collectives[-1]]
-        if self.asked.state.best_us - last.time_us > self.asked.state.enough_us:
-            return
-        late = defaultdict[Key, list[NodeId]](list)
-        for v in (v for v in base.order if v in base.deferred and v in self.keys):
-            if self.keys[v].group == last.group:
+        last, late = self.problem.nodes[self.problem.collectives[-1]], defaultdict[Key, list[NodeId]](list)
+        for v in base.order:
+            if v in base.deferred and v in self.keys and self.keys[v].group == last.group:
                 late[self.keys[v]].append(v)
-        for parts in (1, 2) if late else ():
-            groups = [part for ids in late.values() for part in parts_of(ids, parts)]
+        for parts in (1, 2) if late and self.asked.state.best_us - last.time_us <= self.asked.state.enough_us else ():
+            halves = [half for ids in late.values() for half in (ids[: len(ids) // parts], ids[len(ids) // parts :])]
             what = f"compute behind the last launch, its collectives in {parts}"
-            self._try(what, groups, form, base.order)
+            self._try(what, [half for half in halves if half], form, base.order)
 
     def _try_caps(self, caps: tuple[float, ...], form: Form, base: Base) -> bool:
         each = f"{caps[0]:g}" if len(set(caps)) == 1 else f"{', '.join(f'{cap:g}' for cap in caps)} (in parts)"
@@ -361,13 +350,7 @@ class BucketSearch:
         return False
 
 
-def parts_of(ids: Sequence[NodeId], parts: int) -> list[Sequence[NodeId]]:
-    """Return about equal parts; fewer where there are not so many ids."""
-    ends = [len(ids) * p // parts for p in range(parts + 1)]
-    return [ids[begin:end] for begin, end in pairwise(ends) if begin < end]
-
-
-class Windows:
+class Windows(NamedTuple):
     """Between which positions of an order each collective can be launched without moving compute of any weight.
 
     A collective joins a bucket only if all that it needs, but for cheap preparations, runs before the first use of what
@@ -382,23 +365,21 @@ class Windows:
         first_use: Per collective, the first position of a node that uses a wait of it; the end where only outputs do.
     """
 
-    def __init__(self, problem: Problem, order: Sequence[int]) -> None:
-        """Linear."""
-        nodes, compute_us = problem.nodes, problem.compute_us
-        weight_us = TUNING.cheap * sum(compute_us)
-        self.ready: list[Position] = [-1] * len(nodes)
-        position = [0] * len(nodes)
-        for at, v in enumerate(order):
-            position[v] = at
-            heavy = nodes[v].kind is Kind.COMPUTE and compute_us[v] > weight_us
-            self.ready[v] = at if heavy else max([self.ready[u] for u in problem.predecessors[v]], default=-1)
-        self.first_use = {
-            v: min(
-                [position[u] for w in waits for u in problem.successors[w] if nodes[u].kind is not Kind.OUTPUT],
-                default=len(order),
-            )
-            for v, waits in problem.waits.items()
-        }
+    ready: Sequence[Position]
+    first_use: Mapping[NodeId, Position]
+
+
+def windows_of(problem: Problem, order: Order) -> Windows:
+    """Find the windows of all collectives of an order. Linear."""
+    nodes, compute_us, position = problem.nodes, problem.compute_us, positions(order)
+    weight_us, ready, first_use = TUNING.cheap * sum(compute_us), [-1] * len(nodes), dict[NodeId, Position]()
+    for at, v in enumerate(order):
+        heavy = nodes[v].kind is Kind.COMPUTE and compute_us[v] > weight_us
+        ready[v] = at if heavy else max([ready[u] for u in problem.predecessors[v]], default=-1)
+    for v, waits in problem.waits.items():
+        users = (u for w in waits for u in problem.successors[w] if nodes[u].kind is not Kind.OUTPUT)
+        first_use[v] = min((position[u] for u in users), default=len(order))
+    return Windows(ready, first_use)
 
 
 def neighbours(
@@ -482,32 +463,30 @@ class BatchingStreams(PlainClock):
         """
         super().__init__(StepTimes(problem))
         self.batches: list[Batch] = []
-        self._nodes, self._keys, self._time_us = problem.nodes, keys, time_us
-        self._most_us = {key: latencies * time_us(key, SMALL_BYTES) for key in dict.fromkeys(keys.values())}
-        self._waiting: dict[str, list[Batch]] = {group: [] for group in problem.groups}
-        self._busy_until = dict.fromkeys(problem.groups, 0.0)  # by what has started
+        self._nodes, self._keys, self._time_us, self._latencies = problem.nodes, keys, time_us, latencies
+        self._waiting = defaultdict[str | None, list[Batch]](list)
+        self._busy_until = defaultdict[str | None, float](float)  # by what has started
 
     def launch(self, v: NodeId) -> None:
         """Launch collective v now. What it joins is finished later."""
-        node, key = self._nodes[v], self._keys.get(v)
-        group = node.group or ""
-        waiting = self._waiting[group]
+        node, key, time_us = self._nodes[v], self._keys.get(v), self._time_us
+        waiting = self._waiting[node.group]
         while waiting and waiting[0].start_us < self.clock_us:
             started = waiting.pop(0)
-            self._busy_until[group] = started.start_us + started.time_us
-        for batch in waiting:
-            if key is None or batch.key != key:
-                continue
-            if self._time_us(key, batch.bytes + node.bytes) <= self._most_us[key]:
-                batch.time_us = self._time_us(key, batch.bytes + node.bytes)
-                break
-        else:
-            batch = Batch(key, time_us=node.time_us if key is None else self._time_us(key, node.bytes))
+            self._busy_until[node.group] = started.start_us + started.time_us
+        batch = None
+        if key is not None:
+            most_us = self._latencies * time_us(key, SMALL_BYTES)
+            alike = (one for one in waiting if one.key == key)
+            batch = next((one for one in alike if time_us(key, one.bytes + node.bytes) <= most_us), None)
+        if batch is None:
+            batch = Batch(key)
             waiting.append(batch)
             self.batches.append(batch)
         batch.members.append(v)
         batch.bytes += node.bytes
-        at_us = max(self._busy_until[group], self.clock_us)
+        batch.time_us = node.time_us if key is None else time_us(key, batch.bytes)
+        at_us = max(self._busy_until[node.group], self.clock_us)
         for one in waiting:
             one.start_us, at_us = at_us, at_us + one.time_us
             self.finish_us.update(dict.fromkeys(one.members, at_us))
@@ -520,3 +499,82 @@ class BatchingStreams(PlainClock):
                 self.launch(v)
             else:
                 super().run((v,))
+
+
+_GRAIN = 0.004
+"""Compute of less than this part of the tail is not worth a move."""
+_MOST_NODES = 16
+"""A job has at most so many nodes: weight gradients are needed by few."""
+_MOST_JOBS = 256
+"""So many jobs are looked at."""
+Job = tuple[set[NodeId], float, float]
+"""Compute with all that needs it; microseconds of compute, and what its collectives add to the end."""
+
+
+def defer_compute(
+    live_ranges: LiveRanges, order: Order, budget_bytes: int, tail_us: float, added_us: Callable[[NodeId], float]
+) -> tuple[Order, frozenset[NodeId]]:
+    """Return an order with compute deferred behind its last launch, and the collectives deferred with it.
+
+    Its own step may be longer: it is made for somebody who will put those collectives together.
+
+    Args:
+        live_ranges: Of the problem.
+        order: A valid order with collectives, within the budget.
+        budget_bytes: What the peak may be; the order made keeps to it.
+        tail_us: How much is to be hidden.
+        added_us: By collective, what it adds to the end: of one that goes together with others, less than its time.
+    """
+    problem, position = live_ranges.problem, positions(order)
+    last, room = max(position[v] for v in problem.collectives), budget_bytes - live_ranges.profile(order)
+    moved, kept, jobs, hidden_us = set[NodeId](), set[int](), list[tuple[float, list[NodeId]]](), 0.0
+    for job, compute_us, comm_us in _find_jobs(problem, order, last, tail_us, added_us):
+        if hidden_us >= tail_us:
+            break
+        uses = {s for v in job for s in problem.nodes[v].use if live_ranges.freed_size[s]}
+        keeps = {s for s in uses - kept if problem.maker[s] not in job}
+        held = np.zeros_like(room)
+        for s in keeps:
+            held[max(position[v] for v in live_ranges.users[s]) + 1 :] += live_ranges.freed_size[s]
+        if not job & moved and (held <= room).all():
+            room -= held
+            moved |= job
+            kept |= keeps
+            jobs.append((comm_us, sorted(job)))
+            hidden_us += compute_us - comm_us
+    launched, completed = list[NodeId](), set[NodeId]()  # what waits for a job comes behind all of them
+    for _, job_nodes in sorted(jobs, key=lambda one: -one[0]):
+        for v in job_nodes:
+            if problem.nodes[v].kind is Kind.WAIT or any(u in completed for u in problem.predecessors[v]):
+                completed.add(v)
+            else:
+                launched.append(v)
+    head, rest = ([v for v in part if v not in moved] for part in (order[: last + 1], order[last + 1 :]))
+    others, ends = ([v for v in rest if (problem.nodes[v].kind is Kind.OUTPUT) is end] for end in (False, True))
+    made = (*head, *launched, *others, *sorted(completed), *ends)
+    if not jobs or int(live_ranges.profile(made).max()) > budget_bytes:
+        return order, frozenset()
+    return made, frozenset(moved.intersection(problem.collectives))
+
+
+def _find_jobs(
+    problem: Problem, order: Order, last: int, tail_us: float, added_us: Callable[[NodeId], float]
+) -> list[Job]:
+    """Jobs whose compute is longer than their communication: those that hide most of it first, the later first."""
+    nodes, position, found = problem.nodes, positions(order), list[Job]()
+    for v in reversed(order[:last]):
+        job, todo = {v}, [v] if nodes[v].kind is Kind.COMPUTE else []
+        while todo and len(job) <= _MOST_NODES:
+            more = {w for w in problem.successors[todo.pop()] if w not in job and nodes[w].kind is not Kind.OUTPUT}
+            job |= more
+            todo += more
+        comm_us = sum(added_us(w) for w in sorted(job) if nodes[w].kind is Kind.COLLECTIVE)
+        compute_us = sum(nodes[w].time_us for w in sorted(job) if nodes[w].kind is Kind.COMPUTE)
+        hides = compute_us > max(comm_us, _GRAIN * tail_us)
+        if len(job) > _MOST_NODES or not hides or order[last] in job:
+            continue
+        before = {u for w in job for u in problem.predecessors[w]} - job
+        after = {u for w in job for u in problem.successors[w]} - job
+        if all(position[u] < last for u in before) and all(position[u] >= last for u in after):
+            found.append((job, compute_us, comm_us))
+    return sorted(found, key=lambda job: job[2] / job[1])[:_MOST_JOBS]

@@ -16,16 +16,15 @@ tried from the original order and from the best: their peaks differ.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise, product
 from typing import Generic, NamedTuple, TypeVar
 
-from overlap_sched.problem import Kind, NodeId, Order, Position, Problem, StorageId
+from overlap_sched.problem import Kind, NodeId, Order, Position, Problem
 from overlap_sched.problem.precedence import find_reachable, positions
 from overlap_sched.simulate.ledger import LiveRanges
-from overlap_sched.transform.draft import Alike, Draft
+from overlap_sched.transform.apply import Alike, ProblemMaker, is_view
 from overlap_sched.transform.recipes import Single, gather_key
-from overlap_sched.transform.recompute import is_view
 from overlap_sched.transform.rewrites import Keep, Recompute, Regather, Rewrite
 from overlap_sched.transform.search import RewriteSearch
 
@@ -50,18 +49,13 @@ class GatherGap(NamedTuple, Generic[Done]):
     bytes: int
     time_us: float
 
-    @property
-    def us_per_byte(self) -> float:
-        """The time that the gather takes per byte that it holds."""
-        return self.time_us / max(self.bytes, 1)
-
 
 def try_keeping(search: RewriteSearch, order: Order) -> None:
     """Keep gathers for their next use, as many as an order has room for."""
     problem = search.problem
     groups = gathered_twice(problem, search.alike)
     for start, parts in product((problem.original_order, order), PARTS_KEPT) if groups else ():
-        gaps = sorted(to_keep(problem, start, groups), key=lambda gap: -gap.us_per_byte)
+        gaps = sorted(to_keep(problem, start, groups), key=lambda gap: -gap.time_us / max(gap.bytes, 1))
         kept = admitted(problem, start, [gap for gap in gaps if not search.refuses(gap.rewrite)], search.budget_bytes)
         kept = kept[: -(-len(kept) // parts)]
         if kept:
@@ -77,7 +71,7 @@ def try_gathering_again(search: RewriteSearch, order: Order) -> None:
         peak = int(LiveRanges(problem).profile(start).argmax())
         gaps = [gap for gap in to_gather_again(problem, start, search.alike) if gap.begin <= peak < gap.end]
         gaps = [gap for gap in gaps if gap.rewrite.gather not in held and not search.refuses(gap.rewrite)]
-        gaps = sorted(gaps, key=lambda gap: gap.us_per_byte)[: -(-len(gaps) // parts)]
+        gaps = sorted(gaps, key=lambda gap: gap.time_us / max(gap.bytes, 1))[: -(-len(gaps) // parts)]
         again: list[Rewrite] = []
         for gap in gaps:
             casts = casts_of(problem, gap.rewrite.gather)
@@ -93,14 +87,14 @@ def gathered_twice(problem: Problem, alike: Alike | None) -> list[list[NodeId]]:
         problem: What they are of.
         alike: Only those that are in it can be rewritten, and only what it calls alike is; ``None``: it is not known.
     """
-    draft, found = Draft(problem, problem.original_order), defaultdict[tuple[object, ...], list[NodeId]](list)
+    draft, found = ProblemMaker(problem), defaultdict[tuple[object, ...], list[NodeId]](list)
     for one in _gathers(draft, alike):
         label = "" if alike is None else alike[draft.name(one.launch)]
         found[*gather_key(draft, one), label].append(one.launch)
     return [ids for ids in found.values() if len(ids) > 1]
 
 
-def _gathers(draft: Draft, alike: Alike | None) -> list[Single[NodeId]]:
+def _gathers(draft: ProblemMaker, alike: Alike | None) -> list[Single[NodeId]]:
     return draft.singles(lambda node: "all_gather" in node.op and (alike is None or node.name in alike))
 
 
@@ -137,45 +131,37 @@ def chained(gaps: Sequence[GatherGap[Keep]]) -> list[Keep]:
 
 
 def to_gather_again(problem: Problem, order: Sequence[NodeId], alike: Alike | None) -> list[GatherGap[Regather]]:
-    """The longest gap between two uses of each gathered tensor, where it could be gathered again behind it."""
-    position, users = positions(order), LiveRanges(problem).users
-    draft = Draft(problem, problem.original_order)
-    counted = [one for one in _gathers(draft, alike) if draft.gives(one.launch)]
-    gaps = [_longest_gap(problem, one, users, position) for one in counted]
-    return [gap for gap in gaps if gap is not None]
+    """The longest gap between two uses of each gathered tensor, where it could be gathered again behind it.
 
+    Not where its uses cannot be told apart by views made again.
+    """
+    nodes, position, users, gaps = problem.nodes, positions(order), LiveRanges(problem).users, []
 
-def _longest_gap(
-    problem: Problem, one: Single[NodeId], users: Sequence[Sequence[NodeId]], position: Sequence[Position]
-) -> GatherGap[Regather] | None:
-    """Find the longest gap of one gathered tensor; ``None``: its uses cannot be told apart by views made again."""
-    nodes = problem.nodes
-    (held,) = nodes[one.launch].alloc
-    views = [v for v in users[held] if is_view(nodes[v])]
-    uses = sorted((v for v in users[held] if v not in views and v not in one.waits), key=position.__getitem__)
-    if len(uses) < 2 or problem.storages[held].pinned or any(nodes[v].kind is not Kind.COMPUTE for v in uses):
-        return None
-    length, k = max((position[w] - position[u], k) for k, (u, w) in enumerate(pairwise(uses), start=1))
-    late = uses[k:]
-    through = _views_of(problem, one, late, held)
-    takes = set(one.waits) | through
-    if length < 2 or not all(takes.intersection(nodes[v].deps) for v in late):
-        return None
-    names = tuple(nodes[v].name for v in sorted(late))
-    rewrite = Regather(nodes[one.launch].name, names, tuple(nodes[v].name for v in sorted(through)))
-    begin, end = position[uses[k - 1]] + 1, position[late[0]]
-    return GatherGap(rewrite, begin, end, problem.storages[held].bytes, nodes[one.launch].time_us)
+    def views_between(late: Sequence[NodeId], views: Collection[NodeId]) -> set[NodeId]:
+        return find_reachable(late, lambda v: [u for u in nodes[v].deps if u in views])
 
-
-def _views_of(problem: Problem, one: Single[NodeId], late: Sequence[NodeId], held: StorageId) -> set[NodeId]:
-    """Views through which the late users look at a storage."""
-    nodes = problem.nodes
-    return find_reachable(late, lambda v: [u for u in nodes[v].deps if held in nodes[u].use and is_view(nodes[u])])
+    for one in _gathers(ProblemMaker(problem), alike):
+        if not (launch := nodes[one.launch]).alloc:
+            continue
+        (held,) = launch.alloc
+        views = {v for v in users[held] if is_view(nodes[v])}
+        uses = sorted((v for v in users[held] if v not in views and v not in one.waits), key=position.__getitem__)
+        if len(uses) < 2 or problem.storages[held].pinned or any(nodes[v].kind is not Kind.COMPUTE for v in uses):
+            continue
+        length, k = max((position[w] - position[u], k) for k, (u, w) in enumerate(pairwise(uses), start=1))
+        late, through = uses[k:], views_between(uses[k:], views)
+        takes = set(one.waits) | through
+        if length > 1 and all(takes.intersection(nodes[v].deps) for v in late):
+            names = (tuple(nodes[v].name for v in sorted(ids)) for ids in (late, through))
+            begin, end = position[uses[k - 1]] + 1, position[late[0]]
+            rewrite = Regather(launch.name, *names)
+            gaps.append(GatherGap(rewrite, begin, end, problem.storages[held].bytes, launch.time_us))
+    return gaps
 
 
 def casts_of(problem: Problem, gather: str) -> tuple[str, ...]:
     """List what a gather's input is cast by, for it alone: by name, each behind what it takes."""
-    draft = Draft(problem, problem.original_order)
+    draft = ProblemMaker(problem)
     one, casts = draft.single(gather), list[str]()
     v, user = one.sources[0], one.launch
     while draft.cast(v) is not None and set(draft.users(v)) <= {user, draft.host_node(one.launch)}:

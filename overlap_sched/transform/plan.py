@@ -32,32 +32,33 @@ import math
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from overlap_sched.errors import OptionsError, OverlapSchedWarning, VerificationError
 from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import REPLAY_TOLERANCE, measure, together_violation, violation
 from overlap_sched.options import Options, replayed_allocator, rewrites_wanted
-from overlap_sched.problem import Problem
+from overlap_sched.problem import Kind, Node, Problem
 from overlap_sched.scheduler.driver import Schedule, figures_of, no_collection, schedule
 from overlap_sched.scheduler.explain import decisions
 from overlap_sched.scheduler.restrictions import DeviceLimit, clashes, kept_apart
 from overlap_sched.scheduler.runs import FAR_AHEAD, IN_ORDER, busy_us, close_enough
 from overlap_sched.scheduler.task import TUNING, Candidate, Task
+from overlap_sched.transform.apply import Alike
 from overlap_sched.transform.buckets import (
     batch_time,
     bucket_gain_us,
+    host_times,
     keys_of,
     reductions,
     try_buckets,
     without_latency,
 )
-from overlap_sched.transform.draft import Alike
 from overlap_sched.transform.gathers import gathered_twice, try_gathering_again, try_keeping
 from overlap_sched.transform.prices import Prices
-from overlap_sched.transform.records import Record, records
-from overlap_sched.transform.rewrites import BUCKETED, Bucket, Form, Rewrite, Stream
+from overlap_sched.transform.rewrites import BUCKETED, Bucket, Form, Keep, Recompute, Regather, Rewrite, Stream, to_json
 from overlap_sched.transform.search import (
     Refuses,
     RewriteSearch,
@@ -80,6 +81,23 @@ PAYBACK_STEPS = 1_000
 """What the search takes, so many steps must be able to give back."""
 NODE_US = 20.0
 """What a run of the list scheduler takes per node, roughly: for that alone, as nothing is timed."""
+
+
+class Record(NamedTuple):
+    """One rewrite.
+
+    Attributes:
+        rewrite: It.
+        stream_us: By how much less its group's stream has to do (negative: more).
+        compute_us: What it adds to the compute stream: copies, smaller kernels; negative: what it takes off it.
+        held_bytes: What its launch allocates, beyond the largest of what it stands for: live together from there on.
+            Of what is kept, or gathered again (negative): what is held, or is not, between two uses.
+    """
+
+    rewrite: Rewrite
+    stream_us: float
+    compute_us: float
+    held_bytes: int
 
 
 @dataclass(frozen=True)
@@ -189,24 +207,6 @@ def plan(
     return replace(made, plan_s=time.perf_counter() - began, refused=refused(problem, alike, wanted, refuses))
 
 
-def plan_of_rewrites(
-    problem: Problem,
-    prices: Prices,
-    options: Options,
-    alike: Alike | None = None,
-    forms: Sequence[Form] = FORMS,
-    refuses: Refuses = refuse_nothing,
-) -> Plan | None:
-    """The same for who wants no order but that of a rewritten graph; ``None``: nothing is rewritten.
-
-    First what bounds the gain, which is linear.
-    """
-    if forms and not most_gain_us(problem, prices, alike, wanted_of(options, forms)):
-        return None
-    made = plan(problem, prices, options, alike, forms, refuses)
-    return made if made.rewrites else None
-
-
 def most_gain_us(problem: Problem, prices: Prices, alike: Alike | None, wanted: Wanted) -> float:
     """No rewrites take more off the step: all latency that buckets could save, launches, and gathers that need not be.
 
@@ -271,7 +271,11 @@ def _best(without: Schedule, trials: Sequence[Trial], search: RewriteSearch) -> 
     device = None if limit is None else DeviceLimit(limit, replayed_allocator(without.options))
     good = sorted((k for k, trial in enumerate(trials) if trial.problem is not None), key=lambda k: trials[k].step_us)
     for k in good[:FINISHED]:
-        task, unrestricted = _finish(without, trials[k], search)
+        trial, problem = trials[k], search.rewritten(trials[k].rewrites)
+        assert trial.problem is not None
+        ids = {node.name: v for v, node in enumerate(problem.nodes)}
+        order = tuple(ids[name] for name in trial.problem.names(trial.order))
+        task, unrestricted = finish(problem, order, without.options, without.budget_bytes)
         found = _keep_apart(task, unrestricted)
         short_bytes = 0 if device is None or found is None else device.short_bytes(task.live_ranges, found.order)
         if found is None:
@@ -281,7 +285,7 @@ def _best(without: Schedule, trials: Sequence[Trial], search: RewriteSearch) -> 
         elif short_bytes > without.short_bytes:
             why_not = f"needs {short_bytes:,} bytes more than memory_limit"
         else:
-            rewrites, problem, after = trials[k].rewrites, task.problem, measure(task.problem, found.order)
+            rewrites, after = trial.rewrites, measure(problem, found.order)
             made = replace(
                 without,
                 problem=problem,
@@ -293,17 +297,8 @@ def _best(without: Schedule, trials: Sequence[Trial], search: RewriteSearch) -> 
                 short_bytes=short_bytes,
             )
             return Plan(rewrites, made, without, records(without.problem, problem, rewrites), tuple(seen))
-        seen[k] = replace(seen[k], why_not=why_not)
+        seen[k] = replace(trial, why_not=why_not)
     return Plan((), without, without, trials=tuple(seen))
-
-
-def _finish(without: Schedule, trial: Trial, search: RewriteSearch) -> tuple[Task, Candidate]:
-    """All that the scheduler makes of a trial, on the problem in its own order."""
-    assert trial.problem is not None
-    problem = search.rewritten(trial.rewrites)
-    ids = {node.name: v for v, node in enumerate(problem.nodes)}
-    order = tuple(ids[name] for name in trial.problem.names(trial.order))
-    return finish(problem, order, without.options, without.budget_bytes)
 
 
 def _keep_apart(task: Task, found: Candidate) -> Candidate | None:
@@ -355,3 +350,63 @@ def refused(problem: Problem, alike: Alike | None, wanted: Wanted, refuses: Refu
                 f"{op} of group {group!r} comes as {', '.join(kinds)}: a bucket has one type and one reduction."
             )
     return tuple(sentences)
+
+
+def records(before: Problem, after: Problem, rewrites: Sequence[Rewrite]) -> tuple[Record, ...]:
+    """One record per rewrite, in their order.
+
+    Args:
+        before: The problem as it was.
+        after: With all rewrites.
+        rewrites: Them.
+    """
+    old, new = ({node.name: node for node in problem.nodes} for problem in (before, after))
+    launches = {one.name for one in rewrites if isinstance(one, Bucket | Regather)}
+    made = defaultdict[str, list[Node]](list)  # by launch: itself, and what is named after it
+    for name in sorted(new.keys() - old.keys()):
+        ends = (k for k in range(len(name), 0, -1) if name[:k] in launches and name[k : k + 1] in ("", "_", "."))
+        made[name[: next(ends, 0)]].append(new[name])
+    host_us = {before.nodes[v].name: us for v, us in host_times(before).items()}
+    return tuple(_record(before, after, old, new, made, host_us, one) for one in rewrites)
+
+
+def _record(
+    before: Problem,
+    after: Problem,
+    old: Mapping[str, Node],
+    new: Mapping[str, Node],
+    made: Mapping[str, Sequence[Node]],
+    host_us: Mapping[str, float],
+    rewrite: Rewrite,
+) -> Record:
+    """``host_us``: what collectives took of the compute stream."""
+    gone, come = list[Node](), list[Node]()
+    match rewrite:
+        case Bucket():
+            gone, come = [old[name] for name in rewrite.members if name in old], [*made[rewrite.name]]
+        case Keep():
+            gone = [old[rewrite.again]]
+        case Regather():
+            come = [*made[rewrite.name]]
+        case Recompute():
+            come = [new[rewrite.new_name(name)] for name in rewrite.nodes]
+    sums = defaultdict[Kind, float](float)
+    for sign, nodes in ((1, come), (-1, gone)):
+        for node in nodes:
+            sums[node.kind] += sign * node.time_us
+    compute_us = sums[Kind.COMPUTE] - sum(host_us.get(node.name, 0.0) for node in gone)
+    largest = max((_allocated(before, node) for node in gone), default=0)
+    held = sum(_allocated(after, node) for node in come if not node.name.endswith("_copy")) - largest
+    held = -held if isinstance(rewrite, Keep | Regather) else max(held, 0)
+    return Record(rewrite, -sums[Kind.COLLECTIVE], compute_us, held)
+
+
+def _allocated(problem: Problem, node: Node) -> int:
+    return sum(problem.storages[s].bytes for s in node.alloc)
+
+
+def records_json(found: Sequence[Record]) -> list[dict[str, Any]]:
+    """For ``--json``: the rewrite as :func:`overlap_sched.transform.rewrites.to_json` has it, and its figures."""
+    figures = ("stream_us", "compute_us", "held_bytes")
+    data = zip(found, to_json([one.rewrite for one in found]), strict=True)
+    return [rewrite | {name: getattr(one, name) for name in figures} for one, rewrite in data]

@@ -46,6 +46,8 @@ V = TypeVar("V")
 """A node, as a maker has it; it stands for the value that it gives, too."""
 VIEW, PERMUTE, SLICE, GETITEM = "aten.view.default", "aten.permute.default", "aten.slice.Tensor", "getitem"
 CLONE, CAT, ADD = "aten.clone.default", "aten.cat.default", "aten.add.Tensor"
+OFFLOAD, RELOAD = "offload", "reload"
+"""Operators of new nodes."""
 _Again = Regather | Recompute | Offload
 Reshape = Callable[[Sequence[int]], Sequence[int]]
 """The shape of a view, from that of what is viewed."""
@@ -88,18 +90,20 @@ class New(NamedTuple, Generic[V]):
     like: V
 
 
-class Nodes(Generic[V]):
-    """Nodes of a graph that is being rewritten.
+class Maker(Protocol[V]):
+    """Knows a graph and makes nodes; those that refuse raise ``RewriteError``.
+
+    What is new is a node; ``nbytes`` are those of a piece. The shape of a ``VIEW`` is a :data:`Reshape`.
 
     Attributes:
-        at: Where each stands: new nodes where they are put.
+        at: Where each node stands: new ones where they are put.
+        named: Those that are there, by name.
         rewrites: Names of those that were done.
     """
 
-    def __init__(self, at: dict[V, float], named: dict[str, V]) -> None:
-        """As they were; ``named``: those that are there, by name."""
-        self.at, self.named = at, named
-        self.rewrites: list[str] = []
+    at: dict[V, float]
+    named: dict[str, V]
+    rewrites: list[str]
 
     def find(self, name: str) -> V:
         """The node of this name; refuses where there is none."""
@@ -111,31 +115,14 @@ class Nodes(Generic[V]):
         """Refuse a name that is taken."""
         refuse_if(name in self.named, f"a new node would be named {name!r}, as another one is already.")
 
-
-class Casts(Protocol[V]):
-    """Knows what is looked at and cast."""
+    def name(self, v: V) -> str:
+        """Its name."""
 
     def taken(self, v: V) -> Collection[V]:
         """The nodes that a node takes, or comes behind."""
 
     def cast(self, v: V) -> object | None:
         """Say what a node does to its only input, where it casts that or looks at it as a whole; equal for the same."""
-
-
-class Maker(Casts[V], Protocol[V]):
-    """Knows a graph and makes nodes; those that refuse raise ``RewriteError``. See :class:`Nodes` for what both share.
-
-    What is new is a node; ``nbytes`` are those of a piece. The shape of a ``VIEW`` is a :data:`Reshape`.
-    """
-
-    at: dict[V, float]
-    rewrites: list[str]
-
-    def find(self, name: str) -> V:
-        """The node of this name."""
-
-    def name(self, v: V) -> str:
-        """Its name."""
 
     def users(self, v: V) -> Sequence[V]:
         """Those that take it."""
@@ -197,14 +184,8 @@ class Maker(Casts[V], Protocol[V]):
     def find_offloaded(self, name: str) -> V:
         """The value to offload: of a collective its wait. Refuses what cannot be offloaded."""
 
-    def to_host(self, new: New[V]) -> V:
-        """Launch a copy to the host of what the new node is like."""
-
-    def to_device(self, new: New[V], there: V) -> V:
-        """Launch a copy back from there."""
-
-    def wait_copied(self, new: New[V], launch: V, behind: V) -> V:
-        """Wait for such a copy; it comes behind another node, too."""
+    def transfer(self, new: New[V], op: str, of: V) -> V:
+        """Copy what ``new.like`` gives to the host, or back from there (:data:`OFFLOAD`, :data:`RELOAD`), and wait."""
 
     def repeat(self, new: New[V], made: Mapping[V, V]) -> V:
         """A copy of a node, which takes new nodes where there are such; who writes to what it reads comes behind it."""
@@ -327,17 +308,13 @@ def _packed(make: Maker[V], name: str, members: Sequence[Single[V]]) -> tuple[V,
         out = make.look(New(f"{name}_part_{i}", place, like), SLICE, done, dim, begin, end, nbytes=end - begin)
         if gathers:
             out = make.compute(New(f"{name}_copy_{i}", place, like), CLONE, [out], result=True, packed=True)
-        outs.append(make.look(New(f"{name}_out_{i}", place, like), VIEW, out, partial(_as, one.shape)))
+        outs.append(make.look(New(f"{name}_out_{i}", place, like), VIEW, out, lambda _, shape=one.shape: shape))
     return packed, outs
 
 
 def _rows(ranks: int) -> Reshape:
     """A row for each rank; of none: flat."""
     return lambda shape: [ranks, prod(shape) // ranks] if ranks else [prod(shape)]
-
-
-def _as(shape: Sequence[int], _: Sequence[int]) -> Sequence[int]:
-    return shape
 
 
 def check_stream(make: Maker[V], wanted: Stream) -> tuple[V, str]:
@@ -378,7 +355,7 @@ def _gather(make: Maker[V], name: str) -> Single[V]:
     return one
 
 
-def gather_key(make: Casts[V], one: Single[V]) -> tuple[object, ...]:
+def gather_key(make: Maker[V], one: Single[V]) -> tuple[object, ...]:
     """Return what a gather gives: equal for gathers of the same.
 
     Two nodes give the same where they are the same source, looked at and cast in the same way. A parameter that is
@@ -390,7 +367,7 @@ def gather_key(make: Casts[V], one: Single[V]) -> tuple[object, ...]:
     return one.op, one.group, one.ranks, tuple(_origin(make, u) for u in one.sources)
 
 
-def _origin(make: Casts[V], v: V) -> tuple[V, tuple[object, ...]]:
+def _origin(make: Maker[V], v: V) -> tuple[V, tuple[object, ...]]:
     steps = []
     while (step := make.cast(v)) is not None:
         steps.append(step)
@@ -460,10 +437,8 @@ def _offload(make: Maker[V], wanted: Offload) -> None:
     users = _users(make, [source, *views], wanted.users)
     at = min(make.at[user] for user in users)
     last = max((make.at[user] for user in make.readers(source) if make.at[user] < at), default=make.at[source])
-    store = make.to_host(New(wanted.name, last, source))
-    there = make.wait_copied(New(f"{wanted.name}_wait", last, source), store, source)
-    load = make.to_device(New(wanted.back, at, source), there)
-    back = make.wait_copied(New(f"{wanted.back}_wait", at, source), load, there)
+    there = make.transfer(New(wanted.name, last, source), OFFLOAD, source)
+    back = make.transfer(New(wanted.new_name(wanted.node), at, source), RELOAD, there)
     _move(make, views, wanted, {source: back}, users)
     for user in list(make.readers(source)):
         if user != there and user not in make.taken(there):

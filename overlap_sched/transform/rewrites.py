@@ -100,7 +100,7 @@ class Keep(_Rewrite, frozen=True):
     """The later gather of the same input is dropped; its users use the first one's result.
 
     Legal where both gather the same in one group: one node, or casts of one node that are alike
-    (:data:`overlap_sched.transform.draft.WHOLE`); and where nothing writes to either result.
+    (:data:`overlap_sched.transform.apply.WHOLE`); and where nothing writes to either result.
     """
 
     first: str
@@ -176,13 +176,8 @@ class Offload(_Rewrite, frozen=True):
         """The name of the launch to the host; its wait is ``<name>_wait``."""
         return f"offload{_number(self.copy)}_{self.node}"
 
-    @property
-    def back(self) -> str:
-        """The name of the launch back; its wait is ``<back>_wait``."""
-        return self.new_name(self.node)
-
     def new_name(self, node: str) -> str:
-        """The name of a view's copy."""
+        """The name of the launch back, whose wait is ``<it>_wait``; of a view, that of its copy."""
         return f"reload{_number(self.copy)}_{node}"
 
 

@@ -28,8 +28,7 @@ from overlap_sched.scheduler.list_scheduler import Policy, list_schedule
 from overlap_sched.scheduler.runs import EARLY, FAR_AHEAD, IN_ORDER, WHILE_STALLED, simple_bound_us, streams_bound_us
 from overlap_sched.scheduler.task import NO_WORK, SAME_STEP, Candidate, Reference, Task, Work
 from overlap_sched.simulate.ledger import LiveRanges
-from overlap_sched.transform.apply import NOT_KNOWN, apply
-from overlap_sched.transform.draft import Alike
+from overlap_sched.transform.apply import NOT_KNOWN, Alike, apply
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.recipes import sort_by_place
 from overlap_sched.transform.rewrites import BUCKETED, Rewrite

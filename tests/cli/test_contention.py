@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap_sched import read_problem, write_problem
+from overlap_sched.cli.arguments import PlanCommand
 from overlap_sched.cli.flags import parse
 from overlap_sched.cli.input import load
-from overlap_sched.cli.plan import PlanCommand
 from overlap_sched.problem import Problem
 from overlap_sched.problem.contention import Contention
 from overlap_sched.report.words.schedule import with_contention_line

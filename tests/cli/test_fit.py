@@ -39,7 +39,7 @@ def test_a_page(question: tuple[str, str], inputs: Path, cli: Command) -> None:
             told[name][key] for key in ("step_us", "exposed_us", "peak_bytes")
         ]
     keys = ("peak_bytes", "step_us", "exposed_us")
-    assert [[one[key] for key in keys] for one in page["frontier"]["points"]] == [
+    assert [[one[key] for key in keys] for one in page["frontier"]] == [
         [one[key] for key in keys] for one in told["points"]
     ]
     limit = told["limit_bytes"] or told["picked"]["peak_bytes"]

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,7 +62,7 @@ def test_a_problem_file_with_the_times_of_a_trace(
     problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out.json"
-    about = {"In msg nelems": 2**19, "Out msg nelems": 2**22, "dtype": "BFloat16"}
+    about: dict[str, Any] = {"In msg nelems": 2**19, "Out msg nelems": 2**22, "dtype": "BFloat16"}
     trace = write(tmp_path, nccl("all_gather_into_tensor", 0, 77, (2**19,), number=1, **about))
     arguments = ("--profile", str(trace), "--comm-scale", "2", "--save-problem", str(out))
     assert run("plan", problem, *arguments) == 0

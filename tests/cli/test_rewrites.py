@@ -8,9 +8,9 @@ from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import read_order
 from overlap_sched.peak_memory import replay_allocator
 from overlap_sched.transform.apply import apply
-from overlap_sched.transform.records import records, records_json
+from overlap_sched.transform.plan import records, records_json
 from overlap_sched.transform.rewrites import Recompute, Regather
-from tests.cli.test_schemas import validate
+from tests.cli.test_transcripts import validate
 from tests.support.examples import Command, run
 from tests.support.sharded import PRICES, whole_step
 from tests.support.traces import violations

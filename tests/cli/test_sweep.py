@@ -91,15 +91,12 @@ def problem_step(problem: Problem) -> float:
 def test_orders_are_carried_over_along_prices(monkeypatch: pytest.MonkeyPatch) -> None:
     problem, vary = sharded([[10**8]] * 4, compute_us=5000.0), {"inside": (0.25, 1.0, 2.0, 4.0)}
 
-    def swept(name: str) -> list[float]:
-        axis = {name: vary["inside"]}
-        return steps(sweep(lambda _: priced[dict(_)[name]], axis, Options(headroom="100%")))
+    def swept() -> list[float]:
+        return steps(sweep(lambda at: on_machine(problem, H100, at, True), vary, Options(headroom="100%")))
 
-    priced = {value: on_machine(problem, H100, {"inside": value}, True) for value in vary["inside"]}
-    whole = swept("inside")
+    whole = swept()
     monkeypatch.setattr(module, "schedule", Missing(1, 3))
-    assert swept("inside") == whole
-    monkeypatch.setattr(module, "schedule", Missing(1, 3))
+    assert swept() == whole
 
 
 def test_what_does_not_run_in_the_limit_takes_an_order_that_does(monkeypatch: pytest.MonkeyPatch) -> None:

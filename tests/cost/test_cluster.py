@@ -53,7 +53,7 @@ TIMES = '[[collective]]\nkind = "all_gather"\nranks = 8\n'
 
 
 def test_all_that_are_shipped_can_be_read_and_say_their_sources() -> None:
-    assert shipped_clusters() == ("dgx-a100", "dgx-b200", "dgx-h100", "dgx-h200", "gloo", "mi300x", "pcie-box")
+    assert {"dgx-a100", "dgx-b200", "dgx-h100", "dgx-h200", "gloo", "mi300x", "pcie-box"} < {*shipped_clusters()}
     for cluster in map(read_cluster, shipped_clusters()):
         assert all((cluster.source, cluster.inside.source, cluster.contention.source))
         assert cluster.across is None or cluster.across.source

@@ -15,6 +15,7 @@ from overlap_sched.errors import CostError, OverlapSchedWarning
 from overlap_sched.problem import Group
 
 DGX_H100 = read_cluster("dgx-h100")
+LOGGED = structs.replace(DGX_H100, across=structs.replace(DGX_H100.across, latency_us=0.0))
 DGX_A100 = read_cluster("dgx-a100")
 
 # NCCL 2.27.5 on H100 nodes, NCCL_DEBUG_SUBSYS=TUNING: us and GB/s of LL, LL128, SIMPLE by (nodes, ranks per node).
@@ -65,7 +66,7 @@ RCCL = {
 )
 def test_across_nodes_they_are_those_of_nccl(kind: str, algorithm: str, table: dict, most: float) -> None:
     for (nodes, per_node), logged in table.items():
-        found = [way for way in ways(kind, setting(DGX_H100, nodes * per_node, nodes)) if way.algorithm == algorithm]
+        found = [way for way in ways(kind, setting(LOGGED, nodes * per_node, nodes)) if way.algorithm == algorithm]
         assert [way.latency_us for way in found] == pytest.approx([us for us, _ in logged], abs=0.06), (nodes, per_node)
         assert [way.bytes_per_s / 1e9 for way in found] == pytest.approx([rate for _, rate in logged], rel=most)
 
@@ -84,6 +85,34 @@ def test_small_ones_go_by_ll_and_large_ones_by_bandwidth() -> None:
     assert taken == ["LL", "LL128", "SIMPLE"]
     assert nccl_us("all_reduce", 2**10, there)[0].algorithm == "tree"
     assert nccl_us("all_reduce", 2**34, there)[0].algorithm == "ring"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "nbytes", "chunk"), [(1, 2**22, 16), (1, 2**24, 32), (1, 2**27, 64), (1, 2**30, 128),
+    (2, 2**20, 32), (2, 2**24, 64), (2, 2**26, 128), (3, 2**26, 128), (4, 2**22, 32), (4, 2**30, 64)],
+)  # fmt: skip
+def test_nvls_goes_by_chunks(nodes: int, nbytes: int, chunk: int) -> None:
+    """``calcCollChunking`` with 16 channels and 8 ranks a node, in KiB; a round adds 4 us on one node and 9 on more."""
+    way = ways("all_reduce", setting(LOGGED, 8 * nodes, nodes))[-1]
+    assert way.chunks.round_bytes(nbytes) == chunk * 1024 * 16 * 8
+    loops_us = nbytes / way.chunks.round_bytes(nbytes) * (9.0 if nodes > 1 else 4.0)
+    assert way.time_us(nbytes)[1] == pytest.approx(nbytes / way.measured[1] * 1e6 + loops_us)
+    assert way.time_us(nbytes)[0] > way.time_us(64)[0]
+
+
+def test_a_token_goes_once_to_each_node_and_low_latency_kernels_send_it_to_each_expert() -> None:
+    where = setting(read_cluster("dgx-h800"), 64, 8)
+    dispatch, low = (nccl_us(op, 2**28, where)[0].bytes_per_s for op in ("dispatch", "low_latency_dispatch"))
+    assert low == pytest.approx(50e9 * 0.87 * 8 / 7)  # seven of eight tokens leave the node
+    assert 2.0 < dispatch / low < 2.2  # those of four nodes at most, of seven ranks in eight
+    assert nccl_us("combine", 2**28, setting(DGX_H100, 8, 1))[0].bytes_per_s == pytest.approx(450e9 * 0.77)
+
+
+def test_small_ones_in_a_node_with_switches() -> None:
+    """all_gather by LL, 6.6 us and 1.6 for each of 7 steps; all_to_all starts in 50 us, on B200 in 11."""
+    b200 = setting(read_cluster("dgx-b200"), 8, 1)
+    assert nccl_us("all_gather", 64, b200)[1] == pytest.approx(6.6 + 7 * 1.6)
+    assert [nccl_us("all_to_all_single", 64, where)[1] for where in (setting(DGX_H100, 8, 1), b200)] == [50.0, 11.0]
 
 
 def test_pcie_has_no_ll128_inside_a_node() -> None:

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from overlap_sched.distributed import TIMEOUT_S, Agreement, Membership, Verdict, agree, agreement, broadcast_costs
 from overlap_sched.distributed.protocol import ABSENT_SHARE
 from overlap_sched.errors import AgreementError, OptionsError, OverlapSchedWarning
-from tests.support.agreement_ranks import Clock, MemoryStore, digest
+from tests.support.agreement_ranks import Clock, FaultyStore, MemoryStore, digest
 
 A, OTHER_OPTIONS = digest(), digest(headroom=1)
 
@@ -77,11 +78,11 @@ def test_a_rank_that_never_comes_costs_the_limit_once_and_a_tenth_of_it_later() 
 def test_who_compiles_a_graph_again_alone_or_comes_too_late_stays_with_what_was_agreed() -> None:
     store, clock = MemoryStore(), Clock()
     assert both(store)[0].agreed
-    for count, rank in enumerate((0, 0, 1), 1):
+    for turn, rank in enumerate((0, 0, 1), 1):
         again = joined(store, rank, clock)
         assert (again.agreed, again.verdict.as_before, again.reason) == (True, True, None)
         assert again.verdict.missing == (1 - rank,)
-        assert clock.now_s == pytest.approx(count * TIMEOUT_S * ABSENT_SHARE)
+        assert clock.now_s == pytest.approx(turn * TIMEOUT_S * ABSENT_SHARE)
     first, second = both(store)  # they meet all the same
     assert (first.verdict, first.verdict.missing) == (second.verdict, ())
 
@@ -90,9 +91,8 @@ def test_a_store_that_fails_for_good_at_a_graph_agreed_on_before_leaves_the_agre
     """The others go by it too; where even that cannot be read, the rank says that it is in doubt."""
     seen = set()
     for at in range(1, 12):
-        store = Failing(at, lasting=True)
-        both(alive := MemoryStore())
-        store.values = dict(alive.values)
+        store = FaultyStore(MemoryStore(), at, "for good")
+        both(store.store)
         result = joined(store, 0, timeout_s=0.01)
         if store.calls < at:
             break
@@ -150,67 +150,35 @@ def test_a_rank_that_comes_exactly_at_the_limit(kind: str, before: bool, tmp_pat
     assert early.agreed is before  # before: the late rank found both digests, and its verdict stands
 
 
-class Failing(MemoryStore):
-    """Fails at one operation, before or after it was done, or at it and all that follow.
-
-    Attributes:
-        stood: Whether the rank had begun to stand waiting when it first failed.
-    """
-
-    def __init__(self, at: int, lasting: bool = False, done: bool = False) -> None:
-        super().__init__()
-        self.at, self.lasting, self.done, self.calls, self.stood = at, lasting, done, 0, False
-
-    def __getattribute__(self, name: str) -> Any:
-        operation = super().__getattribute__(name)
-        if name not in ("set", "get", "check", "add", "compare_set"):
-            return operation
-
-        def perform(key: Any, *rest: str) -> Any:
-            self.calls += 1
-            self.stood |= self.calls <= self.at and (name, "/at/" in key, rest != ("",)) == ("set", True, True)
-            fails = self.calls == self.at or (self.lasting and self.calls > self.at)
-            result = operation(key, *rest) if self.done or not fails else None
-            if fails:
-                raise RuntimeError("Broken pipe")
-            return result
-
-        return perform
-
-
-def failing_at_each(**how: bool) -> Iterator[tuple[Failing, Agreement]]:
+def failing_at_each(how: str) -> Iterator[tuple[FaultyStore, Agreement]]:
     """One agreement of rank 0 alone for each operation that may fail."""
-    at, left = 0, True
-    while left:
-        at += 1
-        store = Failing(at, **how)
+    for at in count(1):
+        store = FaultyStore(MemoryStore(), at, how)
         result = joined(store, 0, timeout_s=0.01)  # a few looks for a verdict, then the limit
-        left = store.calls >= at
-        if left:
-            yield store, result
+        if store.calls < at:
+            break
+        yield store, result
     assert at > 10
 
 
-@pytest.mark.parametrize("done", [False, True], ids=["not done", "done"])
-def test_a_store_that_fails_once_leaves_no_doubt(done: bool) -> None:
+@pytest.mark.parametrize("how", ["before", "after"])
+def test_a_store_that_fails_once_leaves_no_doubt(how: str) -> None:
     """The rank follows what is recorded, and what is recorded is the original order."""
-    for store, result in failing_at_each(done=done):
-        (recorded,) = (value for key, value in store.values.items() if key.endswith("/verdict"))
+    for store, result in failing_at_each(how):
+        (recorded,) = (value for key, value in store.store.values.items() if key.endswith("/verdict"))
         assert result.verdict == Verdict.from_json(recorded.decode())
         assert (result.agreed, result.in_doubt) == (False, False)
 
 
-@pytest.mark.parametrize("done", [False, True], ids=["not done", "done"])
-def test_a_store_that_fails_for_good_leaves_a_doubt_where_others_may_count_on_this_rank(done: bool) -> None:
+@pytest.mark.parametrize("how", ["for good", "for good, done"])
+def test_a_store_that_fails_for_good_leaves_a_doubt_where_others_may_count_on_this_rank(how: str) -> None:
     seen = set()
-    for store, result in failing_at_each(lasting=True, done=done):
-        assert result.in_doubt == store.stood
+    for store, result in failing_at_each(how):
+        assert result.in_doubt == (0 < store.standing <= store.at)
         assert "RuntimeError: Broken pipe" in str(result.reason)
         with pytest.raises(AgreementError, match="Broken pipe"):
-            joined(Failing(store.at, lasting=True, done=done), 0, timeout_s=0.01, strict=True)
-        revived = MemoryStore()
-        revived.values = dict(store.values)
-        others = joined(revived, 1, timeout_s=0.01)  # the other rank, whose store is there, comes later
+            joined(FaultyStore(MemoryStore(), store.at, how), 0, timeout_s=0.01, strict=True)
+        others = joined(store.store, 1, timeout_s=0.01)  # the other rank, whose store is there, comes later
         assert result.in_doubt or not others.agreed
         seen.add(result.in_doubt)
     assert seen == {False, True}
@@ -267,4 +235,4 @@ def test_costs_that_do_not_come() -> None:
     with pytest.warns(OverlapSchedWarning, match=r"'costs' of rank 0 .* within 300 s\)\. This rank uses its own"):
         assert costs_of(MemoryStore(), 1, {"mm": 7.0}) == {"mm": 7.0}
     with pytest.warns(OverlapSchedWarning, match="RuntimeError: Broken pipe"):
-        costs_of(Failing(1, lasting=True), 1, {"mm": 7.0})
+        costs_of(FaultyStore(MemoryStore(), 1, "for good"), 1, {"mm": 7.0})

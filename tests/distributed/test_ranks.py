@@ -11,21 +11,17 @@ from tests.support.ranks import run_ranks
 pytest.importorskip("torch.distributed")
 
 
-def job(scenes: str, ranks: int, folder: Path) -> list[dict[str, Any] | None]:
-    """Runs a job; what each rank wrote, ``None`` for one that died before it could."""
-    run_ranks("tests.support.agreement_ranks", scenes, folder, ranks=ranks, fresh=True)
-    files = [folder / f"{rank}.json" for rank in range(ranks)]
-    return [json.loads(file.read_text()) if file.exists() else None for file in files]
-
-
 class Job:
     """What a job's ranks decided: ``on(scene)`` is one entry per rank that lived."""
 
-    def __init__(self, outcomes: list[dict[str, Any] | None]) -> None:
-        self.outcomes, self.last = outcomes, len(outcomes) - 1
+    def __init__(self, scenes: str, ranks: int, folder: Path) -> None:
+        run_ranks("tests.support.agreement_ranks", scenes, folder, ranks=ranks, fresh=True)
+        files = [folder / f"{rank}.json" for rank in range(ranks)]
+        self.outcomes = [json.loads(file.read_text()) if file.exists() else {} for file in files]
+        self.last = ranks - 1
 
     def on(self, scene: str) -> list[Any]:
-        return [rank[scene] for rank in self.outcomes if rank is not None and scene in rank]
+        return [rank[scene] for rank in self.outcomes if scene in rank]
 
     def same(self, scene: str) -> Any:
         """The one thing that all ranks decided."""
@@ -36,20 +32,17 @@ class Job:
 
 @pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)], ids=["two ranks", "four ranks"])
 def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Job:
-    outcomes = job("scenes", request.param, tmp_path_factory.mktemp("scenes"))
-    assert None not in outcomes
-    return Job(outcomes)
+    ran = Job("scenes", request.param, tmp_path_factory.mktemp("scenes"))
+    assert all(ran.outcomes)
+    return ran
 
 
 @pytest.mark.parametrize("part", ["options", "costs", "order", "operators"])
 def test_one_rank_with_another(ran: Job, part: str) -> None:
     assert ran.same("equal")["agreed"]
+    assert ran.same("costs of rank 0")["agreed"]  # measured on each
     outcome = ran.same(part)
     assert (outcome["agreed"], outcome["differs"]) == (False, {part: [list(range(ran.last)), [ran.last]]})
-
-
-def test_measured_costs_taken_from_rank_0(ran: Job) -> None:
-    assert ran.same("costs of rank 0")["agreed"]
 
 
 def test_graphs_compiled_in_different_order(ran: Job) -> None:
@@ -74,17 +67,15 @@ def test_a_rank_that_fails_only_the_second_time(ran: Job) -> None:
 def test_a_rank_that_comes_around_the_limit(ran: Job) -> None:
     for outcome in zip(*ran.on("late"), strict=True):
         assert all(one == outcome[0] for one in outcome)
-
-
-def test_the_process_group_is_as_it_was(ran: Job) -> None:
+    # and the process group is as it was
     assert ran.on("collectives still work") == [ran.last + 1] * (ran.last + 1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_one_rank_dies(ranks: int, tmp_path: Path) -> None:
-    ran = Job(job("one_dies", ranks, tmp_path))
-    assert ran.outcomes[ran.last] is None
+    ran = Job("one_dies", ranks, tmp_path)
+    assert not ran.outcomes[ran.last]
     outcome = ran.same("died")
     assert (outcome["agreed"], outcome["missing"], outcome["in_doubt"]) == (False, [ran.last], False)
     assert outcome["reason"].startswith(f"rank {ran.last} did not publish an order for graph 'died' within 1 s.")
@@ -92,6 +83,6 @@ def test_one_rank_dies(ranks: int, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_rank_that_serves_the_store_dies(tmp_path: Path) -> None:
-    (outcome,) = Job(job("server_dies", 2, tmp_path)).on("no store")
+    (outcome,) = Job("server_dies", 2, tmp_path).on("no store")
     assert (outcome["agreed"], outcome["in_doubt"]) == (False, True)
     assert "Is the process that serves the store" in outcome["reason"]

@@ -6,7 +6,6 @@ Texts of graphs as users have them: logs of ``TORCH_LOGS``, coloured prints, ``s
 ``TORCH_LOGS=aot_graphs,post_grad_graphs,graph_code,aot_joint_graph``; paths are shortened.
 """
 
-import gzip
 import random
 import re
 from pathlib import Path
@@ -19,7 +18,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from overlap_sched import errors
 from overlap_sched.dump.load import Dump, load_dump
-from overlap_sched.dump.source import graphs_in
 from overlap_sched.fx.lifting import lift
 from tests.support.dump_graphs import handwritten, loaded, values
 from tests.support.fx_graphs import gather, wait
@@ -180,19 +178,6 @@ def test_modes_are_kept_and_not_switched(graph: fx.GraphModule, tmp_path: Path) 
     assert torch.is_grad_enabled()
     assert values(dump)["fence"] is None
     assert [n.name for n in dump.gm.graph.nodes if n.name != "fence"] == [n.name for n in graph.graph.nodes]
-
-
-@pytest.mark.parametrize("version", ["2.13", "2.15"])
-def test_graphs_of_two_ranks_in_one_log_are_told_apart(version: str) -> None:
-    lines = gzip.decompress((LOGS / f"torch_logs_{version}.log.gz").read_bytes()).decode().split("\n")
-    graphs = graphs_in(lines)
-    titles = ["Joint graph 0", "Forward graph 0", "Backward graph 0", "AFTER POST GRAD", "AFTER POST GRAD"]
-    for rank in (0, 1):
-        own = [graph for graph in graphs if graph.rank == rank]
-        assert own[0].title.startswith("__compiled_fn_1_")
-        assert [graph.title for graph in own[1:]] == titles
-        assert [graph.lowered for graph in own] == [False, True, True, True, True, True]
-    assert [graph.start for graph in graphs] == sorted(graph.start for graph in graphs)
 
 
 @pytest.mark.parametrize("version", ["2.13", "2.15"])

@@ -14,7 +14,7 @@ from overlap_sched.errors import OptionsError, OverlapSchedWarning, RewriteError
 from overlap_sched.fit import Fit, FitPoint, fit, planner
 from overlap_sched.fit.answer import Faster, Held
 from overlap_sched.fit.greedy import Above, Greedy
-from overlap_sched.fit.planner import FitContext, FitSearch, Start, Ways, held_best, point
+from overlap_sched.fit.planner import Start, held_best, point
 from overlap_sched.fit.state import LinkTime, LiveState
 from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import peak_memory, violation
@@ -24,11 +24,10 @@ from overlap_sched.report.units import duration
 from overlap_sched.report.words.rewrites import answer_line, costs
 from overlap_sched.scheduler.restrictions import needed_bytes
 from overlap_sched.simulate.ledger import LiveRanges
-from overlap_sched.transform.apply import OFFLOAD, apply, host_bytes
+from overlap_sched.transform.apply import OFFLOAD, host_bytes
 from overlap_sched.transform.dimension_graph import Cut
-from overlap_sched.transform.host import HostLink
-from overlap_sched.transform.prices import Prices, fissioned_us
-from overlap_sched.transform.rewrites import Fission, Leave, Offload, Recompute, Rewrite, Slice
+from overlap_sched.transform.prices import HostLink, Prices
+from overlap_sched.transform.rewrites import Fission, Leave, Offload, Recompute, Slice
 from overlap_sched.transform.search import Limit
 from tests.support.fit_graphs import computed, random_step
 
@@ -267,29 +266,6 @@ def test_what_cannot_be_done_is_left_out() -> None:
     assert fit(wide(), ALONE, memory_limit=300 * MIB, fissions=(unknown, leaving, *WAYS)).fits
 
 
-def test_what_cannot_answer_is_not_made() -> None:
-    """Two parts are slower than the whole, four slower than two: so nothing is made that is slower than what fits."""
-
-    def made(limit: Limit) -> tuple[list[tuple[Rewrite, ...]], tuple[Fission, ...]]:
-        wanted = FitContext(wide(), ALONE, Options(), (), None, None, 2)
-        ways = Ways(FitSearch(wanted), WAYS[::-1], limit)
-        ways.make()
-        return [plan.rewrites for plan in ways.found], ways.left
-
-    whole, two, four = 514, 266, 139
-    step_us = sum(apply(wide(), WAYS[:1], ALONE).compute_us)
-    assert made(Limit(whole * MIB, None)) == ([], WAYS)
-    assert made(Limit(two * MIB, None)) == ([WAYS[:1]], WAYS[1:])
-    assert made(Limit(four * MIB, None)) == ([WAYS[:1], WAYS[1:]], ())
-    assert made(Limit(None, step_us)) == ([WAYS[:1]], WAYS[1:])
-
-
-@pytest.mark.parametrize("ways", [WAYS, (in_parts(8), in_parts(16))])
-def test_what_parts_take_is_known_before_they_are_made(ways: Sequence[Fission]) -> None:
-    for one in ways:
-        assert fissioned_us(wide(), one, ALONE) == pytest.approx(sum(apply(wide(), [one], ALONE).compute_us))
-
-
 def test_what_a_fission_saves_and_costs_is_told() -> None:
     found = asked(300)
     assert found.held is not None
@@ -353,7 +329,7 @@ def test_where_the_allocator_cannot_hold_a_plan_lower_ones_are_looked_for(monkey
 
 
 def test_slots_never_overlap() -> None:
-    link = LinkTime(HostLink("a byte per us", 1e6, 0.0), 100.0)
+    link = LinkTime(HostLink("a byte per us", 1e6, 0.0))
     assert link.slots(10, 0.0, 15.0) is None
     assert link.slots(10, 0.0, 30.0) == (0.0, 20.0)
     link.take(10, 0.0, 20.0)
@@ -390,24 +366,6 @@ def test_a_choice_that_is_not_needed_any_more_is_taken_back() -> None:
     greedy.run()
     assert not any(copy.parts for copies in state.copies.values() for copy in copies)
     assert state.profile.tolist() == LiveState(problem, 10**12, None).profile.tolist()
-
-
-def layers(depth: int) -> Problem:
-    """Layers that are all alike, forward and backward: each saves a value for its gradient."""
-    ahead = [(f"f{k + 1}", f"f{k}", 1, 100.0) for k in range(depth)]
-    back = [(f"b{k}", f"f{k} b{k + 1}" if k < depth else f"f{k}", 1, 100.0) for k in range(depth, 0, -1)]
-    return computed("layers", ("f0", "", 1, 0.0), *ahead, *back)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("bytes_per_s", "each"), [(2e10, 2), (5e9, 25)], ids=["free", "filled"])
-def test_few_values_are_priced_for_one_that_is_chosen(bytes_per_s: float, each: int) -> None:
-    """Layers tie: all get worse together, and are not all priced again. On a link that fills, prices rise, too."""
-    state = LiveState(layers(200), 60 * MIB, None)
-    greedy = Greedy(state, LinkTime(HostLink("link", bytes_per_s, 0.0), 0.0), None, ("recompute", "offload"), 0.05)
-    assert greedy.run()
-    assert greedy.chosen > 100
-    assert greedy.looked <= 200 + each * greedy.chosen
 
 
 @pytest.mark.parametrize("seed", range(20))

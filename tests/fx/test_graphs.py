@@ -15,7 +15,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, fx
-from torch._functorch.aot_autograd import aot_function, make_boxed_func
 
 from overlap_sched import pinned
 from overlap_sched.cost import Compute, Roofline
@@ -276,46 +275,6 @@ def test_real_runs_of_random_orders_are_bitwise_equal(world: list[str]) -> None:
         assert same(run(reordered(gm, rng)), expected)
 
 
-@pytest.mark.slow
-@pytest.mark.private
-def test_real_training_through_autograd_is_bitwise_equal(world: list[str]) -> None:
-    """Forward and backward as AOTAutograd makes them, each scheduled; dropout and a running mean included."""
-    reports: list[Report] = []
-
-    def scheduled(gm: fx.GraphModule, inputs: Any) -> Any:
-        reports.append(schedule_graph(gm, Options(headroom="1MiB"), cost=slow))
-        return make_boxed_func(gm)
-
-    def plain(gm: fx.GraphModule, inputs: Any) -> Any:
-        return make_boxed_func(gm)
-
-    def loss(w: Tensor, v: Tensor, x: Tensor, mean: Tensor) -> Tensor:
-        full, other = (wait(C10D.all_gather_into_tensor(t, 1, group)) for t, group in zip((w, v), world, strict=True))
-        h = torch.nn.functional.dropout((x @ full).relu(), 0.5)
-        with torch.no_grad():
-            mean.mul_(0.9).add_(h.mean(0))
-        return ((h - mean) @ other).square().sum()
-
-    def train(compiler: Callable[..., Any]) -> list[Tensor]:
-        torch.manual_seed(5)
-        weights = [torch.rand(8, 8, requires_grad=True) for _ in range(2)]
-        x, mean = torch.rand(8, 8), torch.rand(8)
-        step: Any = aot_function(loss, fw_compiler=compiler, bw_compiler=compiler)
-        value = step(*weights, x, mean)
-        value.backward()
-        return [value.detach(), mean, *(w.grad for w in weights if w.grad is not None)]
-
-    expected, got = train(plain), train(scheduled)
-    assert len(expected) == 4
-    assert same(got, expected)
-    assert len(reports) == 2
-    assert all(report.schedule is not None and not report.schedule.fell_back for report in reports)
-    forward, backward = (report.schedule.problem for report in reports if report.schedule is not None)
-    assert (len(forward.collectives), len(backward.collectives)) == (2, 2)
-    freed = [not backward.storages[s].pinned for node in backward.nodes if node.kind == "input" for s in node.alloc]
-    assert any(freed)
-
-
 @pytest.mark.parametrize(
     ("path", "module"),
     [
@@ -347,12 +306,10 @@ def test_marks_of_nodes_are_kept() -> None:
         if "all_gather" in node.name:
             node.meta["custom"] = {MARK + "apart": True}
     problem = lift(gm).problem
-    assert [node.marks for node in problem.nodes if node.op.startswith("all_gather")] == [("apart",)] * 2
-    report = schedule_graph(gm, Options(headroom="1MiB"), cost=slow)
-    assert report.changed
-    assert report.schedule is not None
+    kept = schedule_graph(gm, Options(headroom="1MiB"), cost=slow).schedule
+    assert kept is not None
     assert free is not None
-    assert pin_violation(problem, report.schedule.order, ()) is None
+    assert pin_violation(problem, kept.order, ()) is None
     assert pin_violation(problem, free.order, ()) is not None
 
 
@@ -374,17 +331,3 @@ def test_a_block_takes_one_pin_without_nodes() -> None:
             pinned(pin)
     with pinned("apart"):
         pass
-
-
-def test_a_marked_graph_is_not_rewritten() -> None:
-    def gathers(a: Tensor, b: Tensor) -> Any:
-        return wait(gather(a)), wait(gather(b))
-
-    def rewritten(pin: str) -> bool:
-        gm = trace(gathers, (64, 64), (64, 64))
-        for node in gm.graph.nodes:
-            node.meta["custom"] = {pin: True}
-        return bool(schedule_graph(gm, Options(headroom="10MiB")).rewrites)
-
-    assert rewritten("EP")
-    assert not rewritten(MARK + "in flight 1GiB")

@@ -12,9 +12,8 @@ import pytest
 import torch
 from torch import Tensor, fx
 
-from overlap_sched.fx import Lifted, lift, schedule_graph
+from overlap_sched.fx import Lifted, lift
 from overlap_sched.judge.validate import peak_memory
-from overlap_sched.options import Options
 from overlap_sched.problem import Kind
 from tests.support.fx_graphs import (
     ATEN,
@@ -195,29 +194,6 @@ def test_without_hazards_some_order_would_be_wrong(f: Callable[..., Any], monkey
     assert any(not same(outcome(g, t), want) for g in others for t, want in expected.items())
 
 
-def launched_by_an_earlier_graph(x: Tensor, y: Tensor) -> Any:
-    view = x.view(-1)
-    waited = wait(x)
-    results = view + 1, x * 2, waited + 3
-    y.zero_()  # what the collective reads
-    return results
-
-
-@pytest.mark.slow
-@pytest.mark.private
-@pytest.mark.parametrize("hazards", [True, False])
-def test_a_collective_of_an_earlier_graph_ends_at_its_wait(hazards: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not hazards:
-        monkeypatch.setattr(importlib.import_module("overlap_sched.fx.lifting"), "graph_hazards", lambda *_: {})
-    gm = trace(launched_by_an_earlier_graph, (4, 4), (4, 4))
-    expected = {timing: outcome(gm, timing, in_flight=True) for timing in TIMINGS}
-    assert same(expected["eager"], expected["lazy"])
-    rng = random.Random(0)
-    others = [reordered(gm, rng) for _ in range(25)]
-    right = [same(outcome(g, t, in_flight=True), want) for g in others for t, want in expected.items()]
-    assert all(right) == hazards
-
-
 def random_program(seed: int) -> Callable[..., Any]:
     """A random mix of all of it."""
     rng = random.Random(seed)
@@ -271,23 +247,6 @@ def test_random_programs(seed: int) -> None:
         expected = outcome(gm, timing)
         for other in others:
             assert same(outcome(other, timing), expected), f"{gm.code}\n{other.code}"
-
-
-@pytest.mark.slow
-@pytest.mark.private
-@pytest.mark.parametrize("seed", range(30))
-def test_scheduled_random_programs(seed: int) -> None:
-    """The scheduler's own orders, with random times: the same bits, within the peak."""
-    gm = trace(random_program(seed), (4, 4), (4, 4))
-    rng = random.Random(seed)
-    expected = {timing: outcome(gm, timing) for timing in TIMINGS}
-    times = {node: float(rng.choice([0, 1, 10, 50])) for node in gm.graph.nodes}
-    headrooms: list[int | str] = [0, 64, "10%", "1GiB"]
-    report = schedule_graph(gm, Options(headroom=rng.choice(headrooms)), cost=times.__getitem__)
-    plan = report.schedule
-    assert plan is None or plan.scheduled.peak_bytes <= plan.budget_bytes
-    for timing, want in expected.items():
-        assert same(outcome(gm, timing), want), gm.code
 
 
 def test_hazards_do_not_freeze_the_waits() -> None:
@@ -350,19 +309,6 @@ def test_an_original_that_is_used_after_its_copy_is_itself() -> None:
     lifted = lift(gm)
     assert users(lifted, "relu_again") == ["detach_2_again"]
     assert users(lifted, "relu")[-2:] == ["detach_4", "output"]
-
-
-@pytest.mark.slow
-@pytest.mark.private
-@pytest.mark.parametrize("timing", TIMINGS)
-@pytest.mark.parametrize("make", STEPS)
-def test_a_scheduled_step_gives_the_same_results(make: Callable[[], fx.GraphModule], timing: Timing) -> None:
-    gm = make()
-    report = schedule_graph(gm, Options(strict=True), cost=lambda node: 100.0 if "mm" in str(node.target) else 1.0)
-    assert report.changed
-    assert report.schedule is not None
-    assert report.schedule.scheduled.peak_bytes <= report.schedule.original.peak_bytes
-    assert same(outcome(gm, timing), outcome(make(), "eager"))
 
 
 @pytest.mark.slow

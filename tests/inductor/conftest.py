@@ -12,7 +12,7 @@ import torch
 from torch._inductor.utils import run_and_get_code
 
 import overlap_sched
-from overlap_sched.fx.rewrites import backends
+from overlap_sched.fx.rewrites import facts
 from overlap_sched.inductor.reporting import GraphReport
 from tests.support.inductor.models import Net, emulated_ranks, step
 
@@ -25,7 +25,7 @@ with warnings.catch_warnings():  # torch 2.13 warns of itself when Inductor is f
 @pytest.fixture(scope="module", autouse=True)
 def as_over_gloo() -> Iterator[None]:
     """What communicates on a CPU is taken to be gloo, which coalesces nothing: graphs are reordered, not rewritten."""
-    with mock.patch.object(backends, "over_gloo", return_value=True):
+    with mock.patch.object(facts, "over_gloo", return_value=True):
         yield
 
 

@@ -34,10 +34,6 @@ from tests.support.inductor.models import RANKS
 from tests.support.ranks import filled_once, run_ranks
 
 
-def free(node: fx.Node) -> float | None:
-    return None
-
-
 class NamedCost:
     """A user's costs with a name of their own."""
 
@@ -61,40 +57,24 @@ class PlainModel:
         return 1.0
 
 
-def test_the_same_settings_have_the_same_name() -> None:
-    one = settings_key(Settings(Options(headroom="1GiB"), model=Roofline()))
-    assert one == settings_key(Settings(Options(headroom="1GiB"), model=Roofline(), notes=("torch's pass is off",)))
-    assert one is not None
-
-
 def test_everything_that_an_order_depends_on_changes_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = [
-        Settings(Options()),
-        Settings(Options(headroom=1)),
-        Settings(Options(effort=1)),
-        Settings(Options(base="memory")),
-        Settings(Options(base="memory-peak")),
-        Settings(Options(), model=Roofline()),
-        Settings(Options(), model=Roofline(device=A100)),
-        Settings(Options(), ranks_per_node=4),
-        Settings(Options(), cost=NamedCost("a")),
-        Settings(Options(), cost=NamedCost("b")),
-    ]
+    one = Settings(Options(headroom="1GiB"), model=Roofline())
+    assert settings_key(one) == settings_key(replace(one, notes=("torch's pass is off",)))
+    options = [Options(), Options(headroom=1), Options(effort=1), Options(base="memory"), Options(base="memory-peak")]
+    settings = [one, *map(Settings, options), Settings(model=Roofline()), Settings(model=Roofline(device=A100))]
+    settings += [Settings(ranks_per_node=4), *(Settings(cost=NamedCost(name)) for name in "ab")]
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    names = [settings_key(one) for one in settings]
+    names = [*map(settings_key, settings)]
     monkeypatch.setenv(VARIABLES[0], "expandable_segments:True")  # with the options as they were
-    names.append(settings_key(Settings(Options())))
+    names.append(settings_key(Settings()))
     monkeypatch.delenv(VARIABLES[0])
     monkeypatch.setattr(caches, "_package", lambda: "another version")
-    names.append(settings_key(Settings(Options())))
+    names.append(settings_key(Settings()))
     assert None not in names
     assert len(set(names)) == len(names)
-
-
-def test_what_has_no_name_is_not_cached() -> None:
-    assert settings_key(Settings(Options(), cost=free)) is None
-    assert settings_key(Settings(Options(), model=PlainModel())) is None
+    assert settings_key(Settings(cost=lambda node: None)) is None  # what has no name is not cached
+    assert settings_key(Settings(model=PlainModel())) is None
 
 
 def test_who_must_agree_is_part_of_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,12 +159,12 @@ def test_what_code_carries() -> None:
     waits = replace(MINE, order="launches kept: and waits: k")
     assert order_to_cache(MINE, OTHERS, "k") == CachedOrder(waits, agreed=False)
     assert order_to_cache(MINE, LATE, "k") is None
-    assert order_to_cache(Digest.of_failure("KeyError", "key"), DIFFER, "") is None
+    assert order_to_cache(Digest(failure="KeyError", key="key"), DIFFER, "") is None
 
 
 def taken(key: str) -> Agreement | None:
     """What is kept of an answer for the compilation that follows."""
-    return caches.decisions.by_key.pop(key, None)
+    return caches.decided().pop(key, None)
 
 
 @pytest.fixture
@@ -349,7 +329,7 @@ def test_another_torch_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None
 
 JOB_RANKS = 2
 Found = list[dict[str, dict[str, Any]]]
-SECOND = ["again", "again, wiped", "again, version", "mega"]
+SECOND = ["again", "again, wiped"]
 BUCKETS = ["buckets", "buckets again", "buckets again, wiped"]
 HEALING = ["options, odd", "options, odd again", "healing", "healing again", "healed"]
 
@@ -358,8 +338,8 @@ HEALING = ["options, odd", "options, odd again", "healing", "healing again", "he
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> Found:
     """Two jobs, one after the other: what each rank found in each step."""
     jobs = {
-        "first": ["torch alone", "mesh, torch alone", "first", "buckets", "mesh"],
-        "second": [*SECOND, *HEALING, *BUCKETS[1:], "mesh again"],
+        "first": ["torch alone", "first", "buckets"],
+        "second": [*SECOND, *HEALING, *BUCKETS[1:]],
     }
 
     def run(folder: Path) -> None:
@@ -396,7 +376,7 @@ def test_every_step_gives_the_results_of_torch_alone_in_one_order_of_launches(jo
 
 @pytest.mark.slow
 @pytest.mark.private
-@pytest.mark.parametrize("step", ["again", "mega", "healed"])
+@pytest.mark.parametrize("step", ["again", "healed"])
 def test_a_second_start_hits_and_the_ranks_agree(jobs: Found, step: str) -> None:
     assert of(jobs, step, "hits") == [2, 2]
     assert of(jobs, step, "autograd hits") == [0, 0]  # traced again
@@ -410,18 +390,17 @@ def test_a_second_start_hits_and_the_ranks_agree(jobs: Found, step: str) -> None
 
 @pytest.mark.slow
 @pytest.mark.private
-@pytest.mark.parametrize("step", ["again", "mega"])
-def test_a_graph_that_does_not_communicate_is_cached_as_without_us(jobs: Found, step: str) -> None:
+def test_a_graph_that_does_not_communicate_is_cached_as_without_us(jobs: Found) -> None:
     for rank in jobs:
         hit = {"hits": 1, "misses": 0, "bypassed": 0, "autograd hits": 1, "autograd misses": 0}
-        assert rank[step]["alone"] == hit
+        assert rank["again"]["alone"] == hit
         assert rank["first"]["alone"] == rank["torch alone"]["alone"]
 
 
 @pytest.mark.slow
 @pytest.mark.private
-@pytest.mark.parametrize("step", ["again, wiped", "again, version"])
-def test_one_rank_that_finds_nothing_compiles_and_all_agree(jobs: Found, step: str) -> None:
+def test_one_rank_that_finds_nothing_compiles_and_all_agree(jobs: Found) -> None:
+    step = "again, wiped"
     assert of(jobs, step, "hits") == [2, 0]
     assert of(jobs, step, "autograd hits") == [0, 0]
     assert of(jobs, step, "asked") == [2, 2]
@@ -438,9 +417,8 @@ def test_ranks_that_found_different_orders_keep_their_launches(jobs: Found) -> N
     for rank in jobs:
         differ = 'the ranks differ in options: headroom is "50%" on rank 0 and "49%" on rank 1; launch order kept.'
         assert rank["options, odd"]["kept"][0].startswith(differ)
-        again = "overlap_sched has torch compile 'forward 0/0 of Swapped' again, which it found in a cache: "
-        warned = [line for line in rank["options, odd"]["warned"] if "the ranks differ" in line]  # once, by rank 0
-        assert [line.startswith(f"{again}{differ}") for line in warned] == [True] * (rank is jobs[0])
+        warned = [line for line in rank["options, odd"]["warned"] if "which it found in a cache: " in line]
+        assert len(warned) == (rank is jobs[0])  # once
         alone, kept = (rank[turn]["events"] for turn in ("torch alone", "options, odd"))
         for before, after in zip(alone, kept, strict=True):
             assert [e for e in before if e[0] == "launch"] == [e for e in after if e[0] == "launch"]
@@ -471,15 +449,3 @@ def test_rewritten_graphs_are_cached_and_agreed_on_again(jobs: Found) -> None:
     for turn in BUCKETS[1:]:
         assert of(jobs, turn, "events") == of(jobs, "buckets", "events")
         assert of(jobs, turn, "warned") == [[], []]
-
-
-@pytest.mark.slow
-@pytest.mark.private
-def test_a_graph_of_dtensors_is_found_in_another_process(jobs: Found) -> None:
-    """Its key holds the mesh."""
-    assert of(jobs, "mesh", "hits") == [0, 0]
-    assert of(jobs, "mesh again", "hits") == [2, 2]
-    assert of(jobs, "mesh again", "events") == of(jobs, "mesh", "events")
-    assert of(jobs, "mesh again", "asked") == [2, 2]
-    for rank in jobs:
-        assert all(map(torch.equal, rank["mesh again"]["results"], rank["mesh, torch alone"]["results"]))

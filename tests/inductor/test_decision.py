@@ -1,6 +1,7 @@
 """What one rank does with the answer of all: plans again with its launches kept, follows what is in force, or stops."""
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -46,8 +47,8 @@ KEPT, SWAPPED = Entry(TEXTS, (0, 1), True), Entry(TEXTS, (1, 0), True)
 REASON = "the ranks differ in tensor sizes: rank 0 against rank 1; launch order kept."
 AGREED = Agreement(True, Verdict(agreed=True))
 ALIKE = Agreement(False, Verdict(False, REASON, True, {"sizes": ((0,), (1,))}))
-MEND = Agreement(False, Verdict(False, "the ranks differ in options.", True, {"options": ((0,), (1,))}))
-NOT_ALIKE = Agreement(False, Verdict(False, "others launch otherwise.", False, {"sizes": ((0,), (1,))}))
+REPAIR = Agreement(False, Verdict(False, "the ranks differ in options.", True, {"options": ((0,), (1,))}))
+OTHERS = Agreement(False, Verdict(False, "others launch otherwise.", False, {"sizes": ((0,), (1,))}))
 LATE = Agreement(False, Verdict(False, "rank 1 did not publish", missing=(1,)))
 SCHEDULED = schedule(EXAMPLE)
 
@@ -127,56 +128,44 @@ class TestNothingInForce:
         assert draft.cached is not None
         assert (draft.cached.agreed, draft.cached.entry) == (True, SWAPPED)
 
-    @pytest.mark.parametrize(("plans", "kept"), [([(B, A), (A, B)], ["none", "all"]), ([(A, B)], ["none"])])
-    def test_where_ranks_launch_alike_no_launch_moves(self, monkeypatch, plans, kept):
-        draft, preserved = decided(monkeypatch, *plans, answer=ALIKE)
-        assert (became(draft), preserved, draft.how.keeps) == ((True, REASON, None), kept, True)
-        assert draft.cached is not None
-        assert not draft.cached.agreed
-
-    @pytest.mark.parametrize("second", [(B, A), KeyError("mm")])
-    def test_a_second_plan_that_moves_launches_or_fails_leaves_the_graph(self, monkeypatch, second):
-        why = "an order moves what" if isinstance(second, tuple) else "KeyError"
-        with pytest.warns(OverlapSchedWarning, match=why):
-            draft, _ = decided(monkeypatch, (B, A), second, answer=ALIKE)
-        assert not draft.report.changed
-        assert why in str(draft.report.reason)
-        assert draft.how.keeps
-        assert in_force() == KEPT
-        with pytest.raises(VerificationError, match=why):
-            decided(monkeypatch, (B, A), second, answer=ALIKE, settings=Settings(Options(strict=True), graph="2"))
-
-    def test_a_warning_only_where_somebody_can_mend_it(self, monkeypatch, recwarn):
-        decided(monkeypatch, (A, B), answer=ALIKE)
-        assert len(recwarn) == 0
-        monkeypatch.setattr(agreement, "_logs", {})
-        agree.membership(Settings()).store.values.clear()
-        decided(monkeypatch, (A, B), answer=MEND)
-        assert ["keeps the launch order of 'g'" in str(w.message) for w in recwarn] == [True]
-
-    def test_launches_that_are_not_alike_leave_the_graph(self, monkeypatch):
-        with pytest.warns(OverlapSchedWarning, match="leaves 'g' as it was: others launch otherwise"):
-            draft, preserved = decided(monkeypatch, (A, B), answer=NOT_ALIKE)
-        assert (became(draft), preserved) == ((False, None, "others launch otherwise."), ["none"])
-
     @pytest.mark.parametrize(
-        ("plans", "kept"),
-        [([LATER], ["none"]), ([EARLY, LATER], ["none", "waits"]), ([MOVED, ORIGINAL], ["none", "waits"])],
+        ("answer", "plans", "preserved", "changed"),
+        [
+            ("alike", [(B, A), (A, B)], ["none", "all"], True),
+            ("alike", [(A, B)], ["none"], True),
+            ("alike", [(B, A), (B, A)], ["none", "all"], False),  # it moves launches all the same
+            ("alike", [(B, A), KeyError("mm")], ["none", "all"], False),
+            ("repair", [(A, B)], ["none"], True),
+            ("others", [LATER], ["none"], True),
+            ("others", [EARLY, LATER], ["none", "waits"], True),  # no wait may pass a launch that it followed
+            ("others", [MOVED, ORIGINAL], ["none", "waits"], True),
+            ("others", [EARLY, EARLY], ["none", "waits"], False),
+            ("others", [EARLY, KeyError("mm")], ["none", "waits"], False),
+            ("others", [(A, B), (A, B)], ["none", "waits"], False),  # its wait is gone
+        ],
     )
-    def test_unless_no_wait_passes_a_launch_that_it_followed(self, monkeypatch, plans, kept):
-        with pytest.warns(OverlapSchedWarning, match="keeps the launches and waits of 'g'"):
-            draft, preserved = decided(monkeypatch, *plans, answer=NOT_ALIKE, original=ORIGINAL)
-        assert (became(draft), preserved) == ((True, "others launch otherwise.", None), kept)
-        assert draft.traffic == plans[-1]
-        assert draft.cached is not None
-        assert draft.cached.digest.order.startswith("launches kept: and waits: ")
+    def test_what_is_planned_again(self, monkeypatch, recwarn, answer, plans, preserved, changed):
+        """And where the ranks could repair it, or may launch anything, it is said."""
+        verdict = {"alike": ALIKE, "repair": REPAIR, "others": OTHERS}[answer].verdict
+        draft, seen = decided(monkeypatch, *plans, answer=Agreement(False, verdict), original=ORIGINAL)
+        alike = verdict.launches_alike
+        assert (seen, draft.report.changed, draft.how.keeps) == (preserved, changed, alike)
+        assert in_force() == replace(KEPT, together=alike)
+        assert changed or draft.report.reason is not None
+        if not (changed or alike):
+            assert draft.report.kept is None
+            assert "others launch otherwise" in str(draft.report.reason)
+        assert len(recwarn) == (answer != "alike") + (not changed)
+        if changed:
+            assert draft.report.kept == verdict.reason
+            assert draft.traffic == (plans[-1] if isinstance(plans[-1], Traffic) else Traffic(plans[-1], {}))
+            assert draft.cached is not None
+            assert not draft.cached.agreed
+            assert draft.cached.digest.order.startswith("launches kept: and waits: ") is not alike
 
-    @pytest.mark.parametrize("second", [EARLY, MOVED, KeyError("mm")])
-    def test_a_second_plan_in_which_a_wait_passes_a_launch_is_not_used(self, monkeypatch, second):
-        with pytest.warns(OverlapSchedWarning):
-            draft, _ = decided(monkeypatch, EARLY, second, answer=NOT_ALIKE, original=ORIGINAL)
-        assert (draft.report.changed, draft.report.kept) == (False, None)
-        assert "others launch otherwise" in str(draft.report.reason)
+    def test_strict_raises_where_a_second_plan_is_of_no_use(self, monkeypatch):
+        with pytest.raises(VerificationError, match="an order moves what"):
+            decided(monkeypatch, (B, A), (B, A), answer=ALIKE, settings=Settings(Options(strict=True)))
 
     def test_an_answer_that_is_not_known_stops_the_rank(self, monkeypatch):
         doubt = Agreement(False, Verdict(False, "the store failed"), in_doubt=True)
@@ -264,21 +253,14 @@ class TestChoosingASequence:
         assert (became(draft), draft.order[0], in_force()) == ((True, REASON, None), 2, KEPT)
         assert [one.failure for one in asked] == [failure]
 
-    @pytest.mark.parametrize(
-        ("choice", "last", "stops"),
-        [(LaunchChoice(0, PROPOSAL), (B, A), True), (LaunchChoice(0, PROPOSAL), KeyError("mm"), False)],
-    )
-    def test_where_the_others_may_have_agreed_on_the_choice_the_rank_stops(
-        self, monkeypatch, asked, choice, last, stops
-    ):
-        self.choose(monkeypatch, choice)
+    @pytest.mark.parametrize("last", [(B, A), KeyError("mm")])
+    def test_where_the_others_may_have_agreed_on_the_choice_the_rank_stops(self, monkeypatch, asked, last):
+        """Unless it has told them that it has none."""
+        self.choose(monkeypatch, LaunchChoice(0, PROPOSAL))
         self.agrees, self.in_doubt = False, True
-        plans = ((B, A), (A, B), last)
-        if stops:
-            with pytest.raises(SequenceError, match="the store failed"):
-                decided(monkeypatch, *plans, answer=NEGOTIABLE)
-        else:
-            assert decided(monkeypatch, *plans, answer=NEGOTIABLE)[0].traffic == Traffic((A, B), {})
+        with pytest.raises(SequenceError, match="the store failed") if last == (B, A) else nullcontext():
+            draft, _ = decided(monkeypatch, (B, A), (A, B), last, answer=NEGOTIABLE)
+            assert draft.traffic == Traffic((A, B), {})
 
     def test_where_another_sequence_is_in_force_by_then_that_is_planned(self, monkeypatch, asked):
         self.choose(monkeypatch, LaunchChoice(0, PROPOSAL))

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -18,7 +18,7 @@ from overlap_sched.distributed import Agreement, Digest, Verdict
 from overlap_sched.errors import OverlapSchedWarning, SequenceError
 from overlap_sched.fx import Lifted
 from overlap_sched.fx.apply import NO_COLLECTIVES, Report
-from overlap_sched.fx.rewrites import backends
+from overlap_sched.fx.rewrites import facts
 from overlap_sched.fx.rewrites.apply import may_rewrite
 from overlap_sched.inductor import agree, fx_stage, switch
 from overlap_sched.inductor.agree import launches_in
@@ -124,20 +124,15 @@ def asked(answer: Agreement) -> Any:
     return others, shown
 
 
-def test_done_where_nobody_is_to_be_asked() -> None:
+def test_done_where_nobody_is_to_be_asked_or_all_agree() -> None:
     gm = GRAPHS["whole"]()
     assert rewrite_fx(gm, Settings(stage="backend"), chosen(GATHERS)) == (GATHERS,)
     assert "bucket_all_gather_into_tensor_2" in [node.name for node in gm.graph.nodes]
     assert "bucket_all_gather_into_tensor_2" in gm.code  # recompiled
-
-
-def test_done_where_all_agree() -> None:
-    gm = GRAPHS["whole"]()
     others, shown = asked(Agreement(True, Verdict(True)))
     with others:
-        assert rewrite_fx(gm, Settings(stage="backend"), chosen(GATHERS)) == (GATHERS,)
-        rewrite_fx(GRAPHS["whole"](), Settings(stage="backend"), chosen())
-        rewrite_fx(GRAPHS["whole"](), Settings(stage="backend"), chosen(GATHERS))
+        for rewrites in ((GATHERS,), (), (GATHERS,)):
+            assert rewrite_fx(GRAPHS["whole"](), Settings(stage="backend"), chosen(*rewrites)) == rewrites
     assert shown[0] == shown[2]
     assert shown[0].order.startswith("rewrites: ")
     assert shown[0].order != shown[1].order
@@ -145,51 +140,45 @@ def test_done_where_all_agree() -> None:
     assert shown[0].launches
 
 
-def test_undone_where_they_do_not() -> None:
+WRONG = Bucket(("all_gather_into_tensor", "reduce_scatter_tensor"))
+DIFFER, FAILED = Verdict(False, "the ranks differ in order"), Verdict(False, "rank 0 could not", True)
+
+
+@pytest.mark.parametrize(
+    ("answer", "rewrites", "earlier", "shows", "said"),
+    [
+        (Agreement(False, DIFFER), (GATHERS,), False, "", "rewrites no collective of 'inference.*': the ranks differ"),
+        (Agreement(False, DIFFER, in_doubt=True), (GATHERS,), False, "", None),  # the others may do it
+        (
+            Agreement(False, DIFFER, in_doubt=True),
+            (),
+            False,
+            "",
+            "rewrites no collective",
+        ),  # nobody does
+        (Agreement(False, FAILED), (GATHERS,), True, "compiled without overlap_sched", ""),
+        (Agreement(False, FAILED), (WRONG,), False, "a bucket has one", "RewriteError: 'reduce_scatter_tensor' has"),
+    ],
+)
+def test_undone_where_they_do_not(
+    answer: Agreement,
+    rewrites: tuple[Rewrite, ...],
+    earlier: bool,
+    shows: str,
+    said: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Or the rank stops; beside graphs that were compiled before, and where it fails, it says so to the others."""
+    clear_reports()
     gm = GRAPHS["whole"]()
     before = described(gm.graph)
-    answer = Agreement(False, Verdict(False, "the ranks differ in order: rank 0 against rank 1.", False))
-    others, _ = asked(answer)
-    with others, pytest.warns(match="rewrites no collective of 'inference.*': the ranks differ in order: rank 0"):
-        assert rewrite_fx(gm, Settings(stage="backend"), chosen(GATHERS)) == ()
-    assert described(gm.graph) == before
-
-
-@pytest.mark.parametrize("rewrites", [(GATHERS,), ()])
-def test_a_rank_that_does_not_know_whether_the_others_rewrite_stops(rewrites: tuple[Rewrite, ...]) -> None:
-    gm = GRAPHS["whole"]()
-    before = described(gm.graph)
-    others, _ = asked(Agreement(False, Verdict(False, "the store failed"), in_doubt=True))
-    settings = Settings(stage="backend")
-    with others:
-        if rewrites:
-            with pytest.raises(SequenceError, match="the store failed"):
-                rewrite_fx(gm, settings, chosen(*rewrites))
-        else:  # it would rewrite nothing, so the others do not either
-            with pytest.warns(match="rewrites no collective"):
-                assert rewrite_fx(gm, settings, chosen()) == ()
-    assert described(gm.graph) == before
-
-
-def test_nothing_is_rewritten_beside_graphs_that_were_compiled_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    gm = GRAPHS["whole"]()
-    before = described(gm.graph)
-    monkeypatch.setattr(agree, "runs_earlier_code", lambda: True)
-    others, shown = asked(Agreement(False, Verdict(False, "rank 0 could not", True)))
-    with others:
-        assert rewrite_fx(gm, Settings(stage="backend"), chosen(GATHERS)) == ()
-    assert "compiled without overlap_sched" in shown[0].failure
-    assert described(gm.graph) == before
-
-
-def test_a_rank_that_fails_tells_the_others() -> None:
-    gm = GRAPHS["whole"]()
-    before = described(gm.graph)
-    others, shown = asked(Agreement(False, Verdict(False, "rank 0 could not", True)))
-    wrong = Bucket(("all_gather_into_tensor", "reduce_scatter_tensor"))
-    with others, pytest.warns(match="rewrites no collective of .*: RewriteError: 'reduce_scatter_tensor' has operator"):
-        assert rewrite_fx(gm, Settings(stage="backend"), chosen(wrong)) == ()
-    assert "a bucket has one" in shown[0].failure
+    monkeypatch.setattr(agree, "runs_earlier_code", lambda: earlier)
+    others, shown = asked(answer)
+    stops = nullcontext() if said is not None else pytest.raises(SequenceError, match="the ranks differ")
+    with others, stops, pytest.warns(match=said) if said else nullcontext():
+        assert rewrite_fx(gm, Settings(stage="backend"), chosen(*rewrites)) == ()
+    assert shows in shown[0].failure
+    assert bool(shown[0].failure) == bool(shows)
     assert shown[0].key
     assert described(gm.graph) == before
 
@@ -200,7 +189,7 @@ def test_graphs_without_anything_to_rewrite_ask_nobody() -> None:
     others, shown = asked(Agreement(True, Verdict(True)))
     default, buckets = Settings(stage="backend"), Settings(Options(rewrites=("bucket",)), stage="backend")
     with others:
-        with mock.patch.object(backends, "over_gloo", return_value=True):
+        with mock.patch.object(facts, "over_gloo", return_value=True):
             coalescing = replace(default, options=Options(rewrites=("coalesce_gathers",)))
             rewrite_fx(GRAPHS["whole"](), coalescing, choose)  # which gloo cannot do
             assert (shown, choose.call_count) == ([], 0)

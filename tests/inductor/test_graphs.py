@@ -1,6 +1,5 @@
 """Graphs with more in them than matmuls: lifted without a doubt, and right in any order that the problem allows."""
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -351,9 +350,5 @@ def test_communication_in_a_group_of_nodes_is_left_alone_and_reported() -> None:
     assert same(results, expected)
     assert events(ours) == events(code)
     assert main_report().settings == ("grouping runs before this pass",)
-    (message,) = (str(w.message) for w in warned if issubclass(w.category, OverlapSchedWarning))
-    assert re.fullmatch(
-        r"overlap_sched leaves 'inference 0/0 of [^']*' as it was: UnsupportedError: 'op\d+_op\d+' groups "
-        r"communication with other nodes\. Another pass has grouped them: turn that pass off\.",
-        message,
-    )
+    said = [str(w.message) for w in warned if issubclass(w.category, OverlapSchedWarning)]
+    assert ["groups communication with other nodes" in one for one in said] == [True]

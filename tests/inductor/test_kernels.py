@@ -130,9 +130,8 @@ def test_a_kernel_with_a_subgraph_is_a_barrier() -> None:
 
 
 def test_a_fence_is_refused() -> None:
-    with pytest.raises(UnsupportedError) as error:
+    with pytest.raises(UnsupportedError, match="'op0' changes the mode"):
         after(Kernel(origin=0), orderings={0: Ordering.FENCE})
-    assert str(error.value) == "'op0' changes the mode in which later nodes run (streams, autograd mode)."
 
 
 def test_groups_with_sends_or_receives_keep_their_launch_order() -> None:
@@ -194,11 +193,8 @@ def test_kernels_against_it_are_put_in_order_and_all_others_stay_near(effects: l
 def test_what_cannot_be_put_in_order_is_left_alone_and_why(effects: list[fx.Node]) -> None:
     send, receive, _ = effects
     kernels = [effect("r", [receive]), effect("w", (), "r"), effect("s", [send], "w")]
-    with pytest.raises(UnsupportedError) as error:
+    with pytest.raises(UnsupportedError, match="'r' runs before 's', whose effects come before its own"):
         in_order_of_effects(kernels)
-    assert str(error.value) == (
-        "'r' runs before 's', whose effects come before its own, and other kernels in between keep them so."
-    )
 
 
 @torch.library.custom_op("overlap_sched_test_effects::send", mutates_args=())

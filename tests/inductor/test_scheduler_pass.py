@@ -18,7 +18,7 @@ from overlap_sched.errors import OverlapSchedWarning, UnsupportedError
 from overlap_sched.inductor import agree, kernel_graph, switch
 from overlap_sched.inductor.decision import OrderDraft, decide
 from overlap_sched.inductor.settings import Settings
-from overlap_sched.inductor.switch import SchedulerPass, WatchPass
+from overlap_sched.inductor.switch import WatchPass
 from tests.support.inductor.generated import Event, events, numbered, planned
 from tests.support.inductor.models import RANKS, gathered
 
@@ -75,13 +75,13 @@ def test_an_order_that_other_code_undoes_is_reported_as_undone(
         scheduler.nodes = before
         write(scheduler)
 
-    order, before = SchedulerPass.order, []
+    order, before = kernel_graph.order_kernels, []
 
-    def ordered(self: SchedulerPass, snodes: list[Any], last: bool = False) -> list[Any]:
+    def ordered(settings: Settings, last: bool, snodes: list[Any]) -> list[Any]:
         before[:] = snodes
-        return order(self, snodes, last)
+        return order(settings, last, snodes)
 
-    monkeypatch.setattr(SchedulerPass, "order", ordered)
+    monkeypatch.setattr(kernel_graph, "order_kernels", ordered)
     monkeypatch.setattr(Scheduler, "codegen", write_in_their_order)
     overlap_sched.enable(ROOM)
     with pytest.warns(OverlapSchedWarning) as warned:

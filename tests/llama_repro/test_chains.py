@@ -31,7 +31,7 @@ def test_halves_share_the_gathers_and_halve_all_else() -> None:
     sizes = [made.storages[s].bytes for name in ("gather0", "mm0.1") for s in by_name[name].alloc]
     assert sizes == [8, SIZE // 2]
     assert by_name["mm1.1"].time_us == 25.0
-    assert made.nodes[by_name["mm0.0"].deps[0]].name == made.nodes[by_name["mm0.1"].deps[0]].name == "full0"
+    assert made.nodes[by_name["mm0.0"].deps[-1]].name == made.nodes[by_name["mm0.1"].deps[-1]].name == "full0"
 
 
 def test_parts_may_gather_for_themselves() -> None:

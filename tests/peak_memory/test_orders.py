@@ -19,7 +19,6 @@ from overlap_sched.peak_memory.exact import exact_order
 from overlap_sched.peak_memory.memory_graph import Walk, lead_with_inputs, memory_graph_of
 from overlap_sched.peak_memory.peak import explain_peak
 from overlap_sched.problem import EXAMPLE, Kind, Node, Problem, Storage
-from overlap_sched.report.words.graph import peak_text
 from overlap_sched.simulate.ledger import LiveRanges
 from tests.support.examples import examples
 from tests.support.graphs import problems
@@ -196,27 +195,6 @@ def test_arguments_that_cannot_be(wrong: dict[str, object]) -> None:
         best_order(EXAMPLE, **wrong)  # type: ignore[arg-type]
 
 
-def test_a_climb_that_ends_higher_is_a_choice_not_a_free_move() -> None:
-    """Whoever runs `a` first, which leaves 4 bytes behind, has no room for `b`."""
-    kind = Kind.COMPUTE
-    nodes = (
-        Node("a1", kind, (), (0,), ()),
-        Node("a2", kind, (0,), (1,), (0,)),
-        Node("b1", kind, (), (2,), ()),
-        Node("b2", kind, (2,), (), (2,)),
-        Node("c1", kind, (1,), (3,), (1,)),
-        Node("d1", kind, (1,), (4,), (1,)),
-        Node("d2", kind, (5,), (), (4,)),
-        Node("out", Kind.OUTPUT, (3, 4, 6), (), (3,)),
-    )
-    problem = Problem("climb", nodes, tuple(Storage(size) for size in (8, 4, 20, 2, 16)))
-    lowest = min(max(peak_by_definition(problem, order)) for order in all_orders(problem))
-    graph = memory_graph_of(problem, "none")
-    assert lowest == 20
-    assert search(graph, graph.rest, 0, len(graph.rest), lowest, 10**6).answer == "found"
-    assert search(graph, graph.rest, 0, len(graph.rest), lowest - 1, 10**6).answer == "none"
-
-
 def test_where_nothing_is_gained_the_order_stays_byte_for_byte() -> None:
     """Inputs listed late would be free to move to the front: they are left where they are."""
     nodes = (
@@ -250,30 +228,6 @@ def test_a_limit_is_met_wherever_an_order_meets_it(problem: Problem, above: int)
     assert found.peak_bytes == max(peak_by_definition(problem, list(order)))
     assert (found.peak_bytes <= limit) == (above >= 0 or start.peak_bytes <= limit)
     assert left <= 10**6
-
-
-def hills(count: int) -> Problem:
-    """A chain of hills; at the middle one, what frees 4 bytes is listed behind what takes 6."""
-    nodes, storages = [Node("x", Kind.INPUT, alloc=(0,))], [Storage(4)]
-    for k in range(count):
-        nodes.append(Node(f"step{k}", Kind.COMPUTE, deps=(len(nodes) - 1,), alloc=(len(storages),)))
-        storages.append(Storage(6 if k == count // 2 else 5))
-        if k == count // 2:
-            nodes.append(Node("free", Kind.COMPUTE, deps=(0,), use=(0,)))
-    return Problem("hills", tuple(nodes), tuple(storages))
-
-
-def test_only_what_is_near_the_peak_moves() -> None:
-    problem = hills(400)
-    graph = memory_graph_of(problem)
-    start = judged(graph, graph.rest)
-    assert start.peak_bytes == 10
-    found, left = lower_to(graph, start, 9, 1000)
-    assert found.peak_bytes == 9
-    moved = [at for at, (a, b) in enumerate(zip(start.order, found.order, strict=True)) if a != b]
-    assert 0 < len(moved) <= 64
-    assert left > 900  # steps of the walk: not the whole graph
-    assert lower_to(graph, start, 9, 0) == (start, 0)
 
 
 MIB = 2**20
@@ -329,11 +283,6 @@ def test_kinds_of_a_step() -> None:
     }  # fmt: skip
     told = explain_peak(problem, problem.original_order, kinds={4: "saved activations"})
     assert told.by_kind()["temporaries"] == 0
-
-
-def test_names_cannot_command_a_terminal() -> None:
-    problem = Problem("bad\x1b[2J", (Node("n\x1b[31m", Kind.COMPUTE, (), (0,)),), (Storage(1),))
-    assert "\x1b" not in peak_text(explain_peak(problem, (0,)))
 
 
 ortools = pytest.mark.skipif("not __import__('importlib').util.find_spec('ortools')", reason="needs ortools")

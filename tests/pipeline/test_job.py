@@ -23,7 +23,7 @@ from overlap_sched.pipeline.named import NAMED, lay_out_named, one_f_one_b
 from overlap_sched.pipeline.replay import pipeline_peaks, replay_pipeline, with_updates
 from tests.pipeline.test_graphs import HEAD, parsed
 from tests.support.pipeline_judge import measure_pipeline
-from tests.support.pipelines import inner_bubble_us, read_schedule, uniform
+from tests.support.pipelines import read_schedule, uniform
 
 STAGE = uniform(1, 1).stages[0]
 
@@ -47,7 +47,7 @@ def test_transients_of_joined_stages_count_beside_what_is_saved_by_then() -> Non
         PipelineStage(PipelineBlock(1.0, t), PipelineBlock(1.0), saved_bytes=s) for t, s in ((50, 10), (5, 20))
     )
     for stages, transient in (((big, small), 30), ((small, big), 50)):
-        job = PipelineJob("two", stages, (0, 0), 1, (Route((0, 1), range(1)),))
+        job = replace(uniform(1, 1, 2), stages=stages)
         assert ONE_EACH.put(job).stages[0].forward.transient_bytes == transient
 
 
@@ -58,7 +58,7 @@ def test_halves_of_joined_stages_count_beside_what_those_behind_have_kept() -> N
         for i, w, s, k in ((7, 8, 10, 3), (50, 2, 20, 4))
     )
     for stages, transients in (((first, second), (50, 8)), ((second, first), (43, 8))):
-        joined = ONE_EACH.put(PipelineJob("two", stages, (0, 0), 1, (Route((0, 1), range(1)),))).stages[0]
+        joined = ONE_EACH.put(replace(uniform(1, 1, 2), stages=stages)).stages[0]
         halves = joined.input_gradient, joined.weight_gradient
         assert tuple(half and half.transient_bytes for half in halves) == transients
 
@@ -88,7 +88,7 @@ def test_what_is_live_when() -> None:
         PipelineStage(PipelineBlock(4.0, 1, 16), PipelineBlock(6.0, 2), saved_bytes=100, static_bytes=1000),
         PipelineStage(PipelineBlock(2.0, 4), PipelineBlock(3.0, 8, 32, sent_bytes=64), saved_bytes=200),
     )
-    job = PipelineJob("by hand", stages, (0, 1), 2, (Route((0, 1), range(1)),), PipelineLink(2.0))
+    job = replace(uniform(2, 1), stages=stages, link=PipelineLink(2.0))
     replay = replay_pipeline(job, one_f_one_b(2, 1))
     assert [(run.start_us, run.end_us) for runs in replay.items for run in runs] == [(0, 4), (13, 19), (6, 8), (8, 11)]
     assert replay.step_us == 19.0
@@ -108,7 +108,7 @@ def test_outputs_to_one_rank_queue_and_are_live_until_they_have_been_sent() -> N
     first, last = PipelineStage(PipelineBlock(1.0, 0, 10), blocks[1]), PipelineStage(blocks[0], blocks[1])
     last = replace(last, backward=PipelineBlock(1.0, sent_bytes=64))
     stages = (first, PipelineStage(*blocks), last)
-    job = PipelineJob("by hand", stages, (0, 1, 0), 2, (Route((0, 1, 2), range(2)),), PipelineLink(0.0, 1e6))
+    job = replace(uniform(1, 2, 3), stages=stages, rank_of=(0, 1, 0), ranks=2, link=PipelineLink(0.0, 1e6))
     texts = "0F0 2F0 0F1 2B0 2F1 0B0 2B1 0B1", "1F0 1F1 1B0 1B1"
     schedule = read_schedule(*texts)
     replay = replay_pipeline(job, schedule)
@@ -123,7 +123,7 @@ def test_what_stays_on_its_rank_is_not_sent() -> None:
     """The last rank of a fold: the output belongs to nobody from the end of 0F0 to the start of 1F0."""
     last = PipelineStage(PipelineBlock(1.0), PipelineBlock(1.0))
     stages = (replace(last, forward=PipelineBlock(1.0, 0, 7)), last)
-    job = PipelineJob("one rank", stages, (0, 0), 1, (Route((0, 1), range(2)),), PipelineLink(5.0))
+    job = replace(uniform(1, 2, 2), stages=stages, link=PipelineLink(5.0))
     replay = replay_pipeline(job, read_schedule("0F0 0F1 1F1 1F0 1B0 0B0 1B1 0B1"))
     assert replay.step_us == 8.0
     assert pipeline_peaks(job, replay) == ((7, 1.0, forward(0, 1)),)
@@ -134,11 +134,10 @@ def test_what_is_sent_and_used_at_once_is_never_live() -> None:
     """And an idle rank's peak is of its first item; all else here takes no bytes."""
     block, sent = PipelineBlock(1.0), PipelineBlock(1.0, 0, 100, sent_bytes=64)
     stages = (PipelineStage(sent, block, static_bytes=5), PipelineStage(block, sent))
-    job = PipelineJob("at once", stages, (0, 1), 2, (Route((0, 1), range(1)),))
+    job = replace(uniform(2, 1), stages=stages)
     replay = replay_pipeline(job, one_f_one_b(2, 1))
     assert pipeline_peaks(job, replay) == ((5, 0.0, forward(0, 0)), (0, 0.0, forward(1, 0)))
     assert replay.bubble == 0.5
-    assert inner_bubble_us(replay) == (2.0, 0.0)
 
 
 def test_reductions_overlap_and_steps_wait() -> None:
@@ -205,35 +204,31 @@ def test_by_hand() -> None:
     assert [peak for peak, _ in judged.peaks] == [10, 10 + 2]
 
 
-def test_what_pairs_take_is_not_known_of_the_other_way() -> None:
+def test_what_is_known_of_the_other_way() -> None:
+    """Not what pairs take; what waits in forward waits again."""
     pair = PipelineBlock(1.0)
     job = replace(with_ways(uniform(2, 2)), pairs={(0, 1): pair, (1, 1): pair})
     assert recompute_stages(job, [0]).pairs == {(1, 1): pair}
     assert recompute_stages(job, []) is job
-
-
-def test_what_waits_in_forward_waits_again() -> None:
     stage = PipelineStage(PipelineBlock(10.0, exposed_us=6.0), PipelineBlock(20.0, exposed_us=3.0), saved_bytes=10)
-    for way, exposed_us in ((None, 9.0), (5.0, 6.0)):
-        again = recompute_stages(with_ways(replace(uniform(2, 2), stages=(stage, stage)), way), [0]).stages[0]
+    for time_us, exposed_us in ((None, 9.0), (5.0, 6.0)):
+        again = recompute_stages(with_ways(replace(uniform(2, 2), stages=(stage, stage)), time_us), [0]).stages[0]
         assert again.backward.exposed_us == exposed_us
 
 
 def test_as_many_units_recompute_as_have_to() -> None:
-    """Rank 0 has two in flight of 2 x 10: a limit of 30 asks for one unit, of 20 for both; nothing fits into 5."""
-    job = with_ways(uniform(2, 4, 2, saved=10), saved=0)
-    for limit, units in ((45, ()), (30, (0,)), (20, (0, 1))):
-        found, _ = unit_cuts(replace(job, memory_limit_bytes=(limit, 1000)), ONE_EACH)
+    """Rank 0 has two in flight of 2 x 10: a limit of 30 asks for one unit, of 20 for both; nothing fits into 5.
+
+    Those first that free most bytes per time.
+    """
+    plain = uniform(2, 4, 2, saved=10)
+    job = with_ways(plain, saved=0)
+    dear, cheap = (with_recomputation(job.stages[0], 0, us, 0) for us in (3.0, 1.0))
+    unlike = replace(job, stages=(dear, cheap, *plain.stages[2:]))
+    for of, limit, units in ((job, 45, ()), (job, 30, (0,)), (job, 20, (0, 1)), (unlike, 30, (1,))):
+        found, _ = unit_cuts(replace(of, memory_limit_bytes=(limit, 1000)), ONE_EACH)
         assert units in [one.recomputed for one in found]
     assert all(one.recomputed == () for one in unit_cuts(job, ONE_EACH)[0])
-
-
-def test_those_first_that_free_most_bytes_per_time() -> None:
-    job = uniform(2, 4, 2, saved=10)
-    dear, cheap = (with_recomputation(job.stages[0], 0, us, 0) for us in (3.0, 1.0))
-    job = replace(job, stages=(dear, cheap, *job.stages[2:]))
-    found, _ = unit_cuts(replace(job, memory_limit_bytes=(30, 1000)), ONE_EACH)
-    assert (1,) in [one.recomputed for one in found]
 
 
 @pytest.mark.slow

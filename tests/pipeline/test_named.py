@@ -11,7 +11,7 @@ from overlap_sched.pipeline.judge import violation
 from overlap_sched.pipeline.named import NAMED, NamedSchedule, interleaved_in, lay_out_named
 from overlap_sched.pipeline.replay import pipeline_peaks, replay_pipeline
 from tests.support.pipeline_judge import transfer_violation
-from tests.support.pipelines import inner_bubble_us, uniform
+from tests.support.pipelines import uniform
 
 ALL = (*NAMED, *(interleaved_in(chunks) for chunks in (1, 2, 3)))
 BY_NAME = {named.name: named for named in ALL}
@@ -29,7 +29,8 @@ def figures(
     object.__setattr__(job, "pair_factor", factor)
     replay = replay_pipeline(job, schedule)
     peaks = [peak.bytes for peak in pipeline_peaks(job, replay)]
-    return list(replay.bubble_us), list(inner_bubble_us(replay)), peaks
+    inner = [own[-1].end_us - own[0].start_us - busy for own, busy in zip(replay.items, replay.busy_us, strict=True)]
+    return list(replay.bubble_us), inner, peaks
 
 
 @pytest.mark.parametrize("named", ALL, ids=lambda named: named.name)
@@ -86,32 +87,23 @@ def test_zbv(ranks: int, micro_batches: int) -> None:
     assert peaks == [min(2 * ranks, 2 * micro_batches)] * ranks
 
 
+SIZES = {"dualpipe": [(4, 8), (4, 12), (8, 20)], "dualpipev": [(2, 4), (4, 8), (4, 11)]}
 TIMES = [(1.0, 1.0, 1.0, 1.0), (2.0, 2.0, 2.0, 0.75), (3.0, 3.0, 3.0, 2 / 3)]
 
 
-@pytest.mark.parametrize(("ranks", "micro_batches"), [(4, 8), (4, 12), (8, 20)])
+@pytest.mark.parametrize(("name", "ranks", "micro_batches"), [(k, *of) for k, every in SIZES.items() for of in every])
 @pytest.mark.parametrize(("f", "i", "w", "factor"), TIMES)
-def test_dual_pipe(ranks: int, micro_batches: int, f: float, i: float, w: float, factor: float) -> None:
+def test_dual_pipe(name: str, ranks: int, micro_batches: int, f: float, i: float, w: float, factor: float) -> None:
     """DeepSeek-V3 report, table 2: (PP / 2 - 1)(F&B + B - 3W), activations PP + 1; B is I and W, F = I = W.
 
-    Where pairs are faster than their parts, of the ranks in the middle, which run most pairs.
+    Where pairs are faster than their parts, of the ranks in the middle, which run most pairs. DualPipeV: the same with
+    PP = 2 stages per rank (README of github.com/deepseek-ai/DualPipe).
     """
-    bubble, _, peaks = figures("dualpipe", ranks, micro_batches, f, i, w, factor)
-    together = factor * (f + i + w)
-    expected = (ranks / 2 - 1) * (together + i + w - 3 * w)
+    bubble, _, peaks = figures(name, ranks, micro_batches, f, i, w, factor)
+    stages = ranks if name == "dualpipe" else 2 * ranks
+    expected = (stages / 2 - 1) * (factor * (f + i + w) + i + w - 3 * w)
     assert bubble == [pytest.approx(expected)] * ranks if factor == 1 else max(bubble) == pytest.approx(expected)
-    assert peaks == [ranks + 1] * ranks
-
-
-@pytest.mark.parametrize(("ranks", "micro_batches"), [(2, 4), (4, 8), (4, 11)])
-@pytest.mark.parametrize(("f", "i", "w", "factor"), TIMES)
-def test_dual_pipe_v(ranks: int, micro_batches: int, f: float, i: float, w: float, factor: float) -> None:
-    """The same with PP = 2 stages per rank (README of github.com/deepseek-ai/DualPipe)."""
-    bubble, _, peaks = figures("dualpipev", ranks, micro_batches, f, i, w, factor)
-    together = factor * (f + i + w)
-    expected = (ranks - 1) * (together + i + w - 3 * w)
-    assert bubble == [pytest.approx(expected)] * ranks if factor == 1 else max(bubble) == pytest.approx(expected)
-    assert peaks == [2 * ranks + 1] * ranks
+    assert peaks == [stages + 1] * ranks
 
 
 def test_what_a_schedule_cannot_have() -> None:

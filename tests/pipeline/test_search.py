@@ -3,7 +3,7 @@
 import random
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import accumulate, combinations, pairwise, product
+from itertools import accumulate, combinations, pairwise
 
 import pytest
 
@@ -12,21 +12,21 @@ from overlap_sched.pipeline.action import PipelineSchedule, forward, input_gradi
 from overlap_sched.pipeline.best import FOUND, find_pipeline
 from overlap_sched.pipeline.cuts import best_cut, unit_cuts
 from overlap_sched.pipeline.exact import exact_pipeline, solvable
-from overlap_sched.pipeline.greedy import POLICIES, ScheduleSearch, greedy_schedule
+from overlap_sched.pipeline.greedy import POLICIES, PipelinePolicy, ScheduleSearch, greedy_schedule
 from overlap_sched.pipeline.improve import improve_schedule
-from overlap_sched.pipeline.job import PipelineBlock, PipelineJob, PipelineLink, PipelineStage, Route
+from overlap_sched.pipeline.job import PipelineBlock, PipelineJob, PipelineLink, PipelineStage
 from overlap_sched.pipeline.judge import pipeline_bound_us, violation
 from overlap_sched.pipeline.layout import FOLDED, MIRRORED, ONE_EACH, Cut, StageLayout
 from overlap_sched.pipeline.named import NAMED, lay_out_named
 from overlap_sched.pipeline.replay import PipelineClock, with_updates
-from tests.pipeline.test_judge import orders_of
+from tests.pipeline.test_judge import all_of
 from tests.support.pipeline_judge import measure_pipeline
 from tests.support.pipelines import random_job, random_schedule, uniform
 
 
 def uneven(ranks: int, micro_batches: int, chunks: int = 1, rng: random.Random | None = None) -> PipelineJob:
     """Stages that differ, with transfers; what halves need, whole backwards need, too."""
-    rng = rng or random.Random(0)
+    rng, job = rng or random.Random(0), uniform(ranks, micro_batches, chunks)
 
     def stage() -> PipelineStage:
         f, i, w, out = (rng.randint(1, 6) for _ in range(4))
@@ -36,12 +36,7 @@ def uneven(ranks: int, micro_batches: int, chunks: int = 1, rng: random.Random |
             PipelineBlock(w, 2), saved, rng.randint(0, saved), rng.randint(0, 9),
         )  # fmt: skip
 
-    count = ranks * chunks
-    stages = tuple(stage() for _ in range(count))
-    places = tuple(s % ranks for s in range(count))
-    return PipelineJob(
-        "uneven", stages, places, ranks, (Route(tuple(range(count)), range(micro_batches)),), PipelineLink(1.0, 4e6)
-    )
+    return replace(job, name="uneven", stages=tuple(stage() for _ in job.stages), link=PipelineLink(1.0, 4e6))
 
 
 def peaks(job: PipelineJob, schedule: PipelineSchedule) -> tuple[int, ...]:
@@ -74,20 +69,24 @@ def test_what_policies_make_is_valid(seed: int) -> None:
         assert measure_pipeline(job, schedule).step_us >= pipeline_bound_us(job) - 1e-9
 
 
-@pytest.mark.slow
-def test_what_policies_keep_fits() -> None:
+def test_a_policy_holds_as_many_micro_batches_as_1f1b_or_fewer() -> None:
+    for ahead in (-1, 0):
+        made = greedy_schedule(uniform(4, 12), [PipelinePolicy(ahead, 0)] * 4)
+        assert made is not None
+        assert peaks(uniform(4, 12), made) == tuple(max(4 - rank + ahead, 1) for rank in range(4))
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_what_policies_keep_fits(seed: int) -> None:
     """Links are slow: outputs that wait to be sent are what a policy alone does not count."""
-    kept = 0
-    for seed in range(4):
-        job = replace(uneven(3, 6, 2, random.Random(seed)), link=PipelineLink(9.0))
-        every = [peaks(job, one) for policy in POLICIES if (one := greedy_schedule(job, [policy] * 3)) is not None]
-        job = replace(job, memory_limit_bytes=sorted(every, key=sum)[len(every) // 2])
-        search = ScheduleSearch(job)
-        search.try_policies()
-        search.vary_policies(20)
-        kept += len(search.made)
-        assert all(fits(job, made.schedule) for made in search.made)
-    assert kept > 20
+    job = replace(uneven(3, 6, 2, random.Random(seed)), link=PipelineLink(9.0))
+    every = [peaks(job, one) for policy in POLICIES if (one := greedy_schedule(job, [policy] * 3)) is not None]
+    job = replace(job, memory_limit_bytes=sorted(every, key=sum)[len(every) // 2])
+    search = ScheduleSearch(job)
+    search.try_policies()
+    search.vary_policies(20)
+    assert len(search.made) >= 5
+    assert all(fits(job, made.schedule) for made in search.made)
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -124,11 +123,7 @@ def test_the_exact_solver_finds_the_optimum(seed: int) -> None:
     job = uneven(2, 2, 1, rng)
     if seed % 2:  # no common unit
         job = replace(job, link=PipelineLink(1 / 3, 4e6))
-    every = []
-    for orders in product(*(list(orders_of(job, rank)) for rank in range(job.ranks))):
-        schedule = PipelineSchedule("any", orders)
-        if violation(job, schedule) is None:
-            every.append((measure_pipeline(job, schedule).step_us, peaks(job, schedule)))
+    every = all_of(job)
     assert solvable(job, 100)
     longest, best = (end(us for us, _ in every) for end in (max, min))
     schedule, bound_us = exact_pipeline(job, None, longest, 20.0)
@@ -145,26 +140,21 @@ def test_the_exact_solver_finds_the_optimum(seed: int) -> None:
             assert measure_pipeline(job, schedule).step_us >= best
 
 
-@pytest.mark.slow
-def test_what_cannot_fit_is_proved() -> None:
+def test_what_cannot_fit_is_proved_and_what_is_not_solved() -> None:
     pytest.importorskip("ortools", reason="ortools is not installed")
     job = replace(uniform(2, 2, saved=4), memory_limit_bytes=(3, 3))
-    assert exact_pipeline(job, None, 100.0, 20.0) == (None, float("inf"))
+    assert exact_pipeline(job, None, float("inf"), 20.0) == (None, float("inf"))
     assert find_pipeline(job, 1) is None
-
-
-def test_what_is_not_solved_exactly() -> None:
+    assert find_pipeline(replace(uniform(2, 2, f=0.0, i=0.0, w=0.0, saved=4), memory_limit_bytes=(3, 3)), 1) is None
     job = uniform(2, 2)
     assert solvable(job, 12)
     assert not solvable(job, 11)
     assert not solvable(replace(job, pair_factor=0.9), 12)
-    (stage, *_) = job.stages
-    quicker = replace(stage, backward=PipelineBlock(1.0))
-    assert not solvable(replace(job, stages=(quicker, quicker)), 12)
-    sends_more = replace(stage, input_gradient=PipelineBlock(1.0, 0, 5))  # the output is live beside W then
-    assert not solvable(replace(job, stages=(sends_more, sends_more)), 12)
-    heavier = replace(stage, kept_bytes=2)
-    assert not solvable(replace(job, stages=(heavier, heavier)), 12)
+    quicker, sends_more, heavier = (  # what is sent is live beside W then
+        {"backward": PipelineBlock(1.0)}, {"input_gradient": PipelineBlock(1.0, 0, 5)}, {"kept_bytes": 2},
+    )  # fmt: skip
+    for change in (quicker, sends_more, heavier):
+        assert not solvable(replace(job, stages=(replace(job.stages[0], **change),) * 2), 12)
 
 
 @pytest.mark.slow
@@ -199,20 +189,14 @@ def test_zbv_is_found_to_be_the_best_where_it_is() -> None:
 
 
 def test_a_job_in_two_directions_is_refused() -> None:
-    with pytest.raises(PipelineError, match=r"^uniform: no schedule can be searched for: it has 2 routes. Give one.$"):
+    with pytest.raises(PipelineError, match="it has 2 routes"):
         find_pipeline(MIRRORED.put(uniform(2, 2)), 1)
-
-
-def test_a_job_that_takes_no_time_and_does_not_fit() -> None:
-    job = replace(uniform(2, 2, f=0.0, i=0.0, w=0.0, saved=4), memory_limit_bytes=(3, 3))
-    assert find_pipeline(job, 1) is None
 
 
 def test_stages_without_halves_are_searched() -> None:
     """OR-tools, which wants halves, is not asked."""
     whole = replace(uneven(3, 3).stages[0], input_gradient=None, weight_gradient=None)
-    job = replace(uneven(3, 3), stages=(whole,) * 3)
-    found = find_pipeline(job, 1)
+    found = find_pipeline(replace(uneven(3, 3), stages=(whole,) * 3), 1)
     assert found is not None
     assert violation(found.plan.job, found.plan.schedule) is None
 
@@ -221,9 +205,7 @@ def test_whole_backwards_may_be_what_fits() -> None:
     """Behind an input gradient its output is live beside what is kept: halves do not fit, and nothing is proved so."""
     blocks = PipelineBlock(10.0, 0, 5), PipelineBlock(20.0, 0, 5), PipelineBlock(10.0, 0, 5), PipelineBlock(10.0)
     stage = PipelineStage(*blocks, saved_bytes=10, kept_bytes=10)
-    job = PipelineJob(
-        "three", (stage,) * 3, (0, 1, 2), 3, (Route((0, 1, 2), range(1)),), PipelineLink(5.0), {}, (100, 100, 12)
-    )
+    job = replace(uniform(3, 1), stages=(stage,) * 3, link=PipelineLink(5.0), memory_limit_bytes=(100, 100, 12))
     found = find_pipeline(job, 1)
     assert found is not None
     assert found.bound_us <= found.plan.replay.step_us < float("inf")
@@ -256,54 +238,39 @@ def busiest_us(job: PipelineJob, layout: StageLayout, cut: Cut) -> tuple[float, 
     return max(ranks), max(times)
 
 
-@pytest.mark.parametrize("layout", [ONE_EACH, FOLDED, MIRRORED], ids=str)
+@pytest.mark.parametrize("layout", [ONE_EACH, TWO, FOLDED, MIRRORED], ids=str)
 @pytest.mark.parametrize("seed", range(12))
 def test_the_busiest_rank_is_least_busy(layout: StageLayout, seed: int) -> None:
-    """Of all cuts, and of those that are alike the longest stage is shortest; none is below the bound of any."""
+    """Of all cuts, and of those that are alike the longest stage is shortest; none is below the bound of any.
+
+    Stages that are dealt out in turn are cut by a local search: nearly so.
+    """
     rng = random.Random(seed)
-    ranks = rng.randint(2, 3)
+    ranks = 2 if layout is TWO else rng.randint(2, 3)
     job = units(rng, ranks, rng.randint(layout.count(ranks), layout.count(ranks) + 4), rng.randint(2, 5))
     every = list(all_cuts(len(job.stages), layout.count(ranks)))
-    cut = best_cut(job, layout)
-    assert cut in every
-    assert busiest_us(job, layout, cut) == min(busiest_us(job, layout, one) for one in every)
-    _, low_us = unit_cuts(job, layout)
-    bounds = [pipeline_bound_us(layout.put(job, one)) for one in every]
-    assert 0.85 * min(bounds) <= low_us <= min(bounds) + 1e-9
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_stages_that_are_dealt_out_are_cut_by_a_local_search(seed: int) -> None:
-    rng = random.Random(seed)
-    job = units(rng, 2, rng.randint(4, 8), rng.randint(1, 4))
-    every = list(all_cuts(len(job.stages), 4))
-    (one,), low_us = unit_cuts(job, TWO)
-    assert low_us <= min(pipeline_bound_us(TWO.put(job, cut)) for cut in every) + 1e-9
-    ordered = sorted(busiest_us(job, TWO, cut) for cut in every)
-    assert busiest_us(job, TWO, one.cut) <= ordered[len(ordered) // 10]  # near the best
-
-
-@pytest.mark.parametrize("layout", [ONE_EACH, TWO, FOLDED, MIRRORED], ids=str)
-def test_joined_stages_have_the_sums_of_their_units(layout: StageLayout) -> None:
-    job = units(random.Random(7), 2, 7, 2)
-    cut = best_cut(job, layout)
-    assert cut is not None
-    stages = layout.put(job, cut).stages[: len(cut)]
-    for a, stage in zip(accumulate((0, *cut)), stages, strict=False):
-        own = job.stages[a : a + cut[stages.index(stage)]]
+    (one,), low_us = unit_cuts(job, layout)
+    assert best_cut(job, layout) == one.cut
+    ordered = sorted(busiest_us(job, layout, cut) for cut in every)
+    assert busiest_us(job, layout, one.cut) <= ordered[len(ordered) // 10 if layout is TWO else 0]
+    bound_us = min(pipeline_bound_us(layout.put(job, cut)) for cut in every)
+    assert 0.85 * bound_us * (layout is not TWO) <= low_us <= bound_us + 1e-9
+    stages = layout.put(job, one.cut).stages[: len(one.cut)]
+    for end, size, stage in zip(accumulate(one.cut), one.cut, stages, strict=True):
+        own = job.stages[end - size : end]
         assert whole_us(stage) == sum(map(whole_us, own))
         for name in ("saved_bytes", "kept_bytes", "static_bytes"):
-            assert getattr(stage, name) == sum(getattr(one, name) for one in own)
+            assert getattr(stage, name) == sum(getattr(unit, name) for unit in own)
         assert stage.forward.output_bytes == own[-1].forward.output_bytes
+        assert [block.output_bytes for block in stage.backs] == [block.output_bytes for block in own[0].backs]
 
 
 def test_fewer_units_than_stages() -> None:
     job = units(random.Random(0), 2, 3)
     assert best_cut(job, FOLDED) is None
     assert unit_cuts(job, FOLDED)[0] == []
-    with pytest.raises(PipelineError) as caught:
+    with pytest.raises(PipelineError, match="3 stages cannot be joined to 4 of 1, 2, 0, 0, which 2 ranks need"):
         FOLDED.put(job, (1, 2, 0, 0))
-    assert str(caught.value) == "uneven: 3 stages cannot be joined to 4 of 1, 2, 0, 0, which 2 ranks need."
 
 
 def test_a_tight_limit_moves_the_cut() -> None:

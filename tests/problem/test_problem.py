@@ -24,8 +24,6 @@ from overlap_sched.judge.validate import launch_violation, memory_profile, viola
 from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Problem, Storage
 from overlap_sched.problem.contention import Contention
 from overlap_sched.problem.file import (
-    DEFAULT_LIMITS,
-    PARTS_PER_NODE,
     Limits,
     problem_bytes,
     read_problem,
@@ -34,7 +32,7 @@ from overlap_sched.problem.file import (
 )
 from overlap_sched.problem.parts import cut_problem, needed_first
 from overlap_sched.problem.precedence import Preserve, launch_pairs
-from overlap_sched.transform.recompute import refusal
+from overlap_sched.transform.apply import refusal
 from tests.judge.test_contention import two_groups
 from tests.support.examples import examples, run
 from tests.support.graphs import problems
@@ -183,17 +181,10 @@ def test_pairs_and_the_judge_against_brute_force(text: str, preserve: Preserve) 
         assert (launch_violation(given, order, preserve) is None) == allowed
 
 
-def test_files_have_them_as_version_2(tmp_path: Path) -> None:
-    given = lettered("aA*")
-    write_problem(given, tmp_path / "p.json")
-    data = json.loads((tmp_path / "p.json").read_text())
-    assert data["format"] == "overlap-problem/2"
-    assert [node.get("launches") for node in data["nodes"]] == [None, ["a"], ["*"]]
-    assert read_problem(tmp_path / "p.json") == given
-    assert json.loads(problem_bytes(lettered("ab.")))["format"] == "overlap-problem/1"
-
-
-def test_redacted_names() -> None:
+def test_files_have_them_as_version_2_and_names_are_redacted(tmp_path: Path) -> None:
+    write_problem(lettered("bA*"), tmp_path / "p.json")
+    assert json.loads((tmp_path / "p.json").read_text())["format"] == "overlap-problem/2"
+    assert read_problem(tmp_path / "p.json") == lettered("bA*")
     assert [node.launches for node in redact_problem(lettered("bA*")).nodes] == [(), ("group0",), ("*",)]
 
 
@@ -227,14 +218,6 @@ def test_as_much_is_live_as_in_the_whole(problem: Problem, data: st.DataObject) 
     assert [node.name for node in second.nodes][-len(behind) or len(second.nodes) :] == [
         problem.nodes[v].name for v in behind
     ]
-
-
-@given(problems())
-def test_the_halves_take_no_less_than_the_whole(problem: Problem) -> None:
-    if len(problem.nodes) < 2 or outputs(problem) > 1 or problem.contention:
-        return
-    steps = [replay(one, one.original_order).step_us for one in cut_problem(problem, len(problem.nodes) // 2)]
-    assert sum(steps) >= replay(problem, problem.original_order).step_us - 1e-6
 
 
 def test_what_a_node_needs_comes_first() -> None:
@@ -372,19 +355,14 @@ LINKS = {"links": {"g": "nvlink"}}
         (("format",), ("overlap-problem/3",), "format", "this version reads 'overlap-problem/1'"),
         (("contention",), (LINKS,), "", "Write 'overlap-problem/2' as its format"),
         (("name",), (), "", "required field name"),
-        (("nodes",), ({},), "nodes", "expected array, got object"),
         (("nodes",), ([],), "problem 'p'", "has no nodes"),
         (("nodes", 1, "kind"), ("send",), "nodes[1].kind", "'send'. It is one of 'input', 'compute',"),
-        (("nodes", 0, "deps"), ([0.5],), "nodes[0].deps[0]", "expected int"),
-        (("nodes", 0, "use"), (), "nodes[0]", "required field use"),
         (("nodes", 0, "us"), (-1,), "compute 0 ('a')", "-1.0 us"),
         (("nodes", 1, "group"), (), "collective 1 ('c')", "Add it to `groups`"),
         (("nodes", 1, "launches"), ([3],), "nodes[1].launches[0]", "expected str, got int"),
-        (("storages", 0, "bytes"), (1.5,), "storages[0].bytes", "expected int"),
         (("memory_model",), ("guess",), "memory_model", "'guess'"),
         (("nodes", 0, "us"), (10**400,), "nodes[0].us", "out of range"),
         (("nodes", 0, "us"), (float("nan"),), "is not JSON", ""),
-        (("nodes", 0, "us"), (float("inf"),), "is not JSON", ""),
         (("nodes", 0, "bytes"), (10**400,), "compute 0 ('a')", "below 2**63"),
         (("nodes", 2, "us"), (3,), "wait 2 ('w')", "Make it a compute node"),
         (("groups", "g", "size"), (0,), "group 'g'", "1 to 2147483647"),
@@ -403,9 +381,7 @@ def test_wrong_types_name_their_place(
 @pytest.mark.parametrize(
     ("contention", "place", "said"),
     [
-        ({"slowdown": {"": "fast"}}, "contention.slowdown", "expected float"),
         ({"links": {"g": 1}}, "contention.links", "expected str"),
-        ({"lanes": 1.5}, "contention.lanes", "expected int, got float"),
         ({"link": {}}, "contention", "unknown field link. Did you mean 'links'?"),
         ({"slowdown": {"": 10**400}}, "contention.slowdown", "out of range"),
         ({"slowdown": {"": 0.5}}, "contention", "compute beside '' takes 0.5 times its time"),
@@ -473,17 +449,6 @@ def test_limits_that_nothing_can_keep(limit: dict[str, int], name: str) -> None:
         Limits(**limit)
 
 
-@pytest.mark.slow
-def test_instances_are_far_below_the_limits() -> None:
-    paths = sorted((Path(__file__).parents[2] / "scripts" / "instances").glob("*.json.gz"))
-    assert len(paths) == 4
-    for path in paths:
-        text = gzip.decompress(path.read_bytes())
-        problem = read_problem(path)
-        assert len(text) / len(problem.nodes) * DEFAULT_LIMITS.nodes < DEFAULT_LIMITS.input_bytes
-        assert (text.count(b"{") + text.count(b"[")) / len(problem.nodes) < PARTS_PER_NODE / 2
-
-
 @pytest.mark.parametrize("gzipped", [False, True])
 def test_a_pipe_is_read_once(tmp_path: Path, gzipped: bool) -> None:
     path = tmp_path / "pipe.json"
@@ -517,16 +482,6 @@ def test_it_schedules_alike(problem: Problem, contention: bool) -> None:
         schedule(redact_problem(problem), Options(memory_model=problem.memory_model)).order
         == schedule(problem, Options(memory_model=problem.memory_model)).order
     )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("command", ["plan", "sweep --vary headroom=0", "explain", "memory"])
-def test_every_command_saves_what_it_read(command: str, problem: str, tmp_path: Path) -> None:
-    out = tmp_path / "saved.json.gz"
-    assert run(*command.split(), "--save-problem", str(out), problem) == 0
-    assert read_problem(out) == EXAMPLE
-    assert run(*command.split(), "--save-problem", str(out), "--redact", problem) == 0
-    assert read_problem(out) == redact_problem(EXAMPLE)
 
 
 def test_times_and_contention_are_saved_as_used(problem: str, tmp_path: Path) -> None:

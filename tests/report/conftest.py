@@ -1,60 +1,24 @@
 """Schedules made by hand, so that reports are tested without the scheduler."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from overlap_sched.judge.replay import replay
-from overlap_sched.judge.validate import peak_memory
-from overlap_sched.options import Options, headroom_bytes
+from overlap_sched.options import Options
 from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Order, Problem, Storage
-from overlap_sched.scheduler.driver import Figures, Schedule
-from overlap_sched.scheduler.explain import Decision
-from overlap_sched.scheduler.task import NO_WORK
+from overlap_sched.scheduler.driver import Schedule, schedule_of
 
 ByHand = Callable[..., Schedule]
 
 
-def figures_of(problem: Problem, order: Order) -> Figures:
-    run = replay(problem, order)
-    return Figures(run.step_us, run.exposed_us, *peak_memory(problem, order))
-
-
-def schedule_by_hand(problem: Problem, order: Order, options: Options | None = None, **fields: object) -> Schedule:
-    options = options or Options()
-    original = figures_of(problem, problem.original_order)
-    run, position = replay(problem, order), {v: i for i, v in enumerate(order)}
-    decisions = []
-    for v in sorted(problem.collectives, key=lambda v: position[v]):
-        waits = problem.waits.get(v, ())
-        exposed = sum(run.stall_us[w] for w in waits)
-        decisions.append(
-            Decision(
-                collective=v,
-                position=position[v],
-                original_position=v,
-                reason="latest start",
-                launch_us=run.at_us[v],
-                start_us=run.start_us[v],
-                finish_us=run.finish_us[v],
-                wait_us=run.at_us[waits[0]] if waits else run.step_us,
-                hidden_us=problem.nodes[v].time_us - exposed,
-                exposed_us=exposed,
-                under=(),
-                held_by="nothing",
-                held_node=None,
-                over_bytes=0,
-                over_position=None,
-            )
-        )
-    made = {
-        "problem": problem, "options": options, "order": order, "original": original,
-        "scheduled": figures_of(problem, order),
-        "headroom_bytes": headroom_bytes(options.headroom, original.peak_bytes),
-        "base_bytes": original.peak_bytes, "decisions": tuple(decisions), "fell_back": None, "work": NO_WORK,
-        "schedule_s": 0.25,
-    }  # fmt: skip
-    return Schedule(**{**made, **fields})  # type: ignore[arg-type]
+def schedule_by_hand(problem: Problem, order: Order, options: Options | None = None, **fields: Any) -> Schedule:
+    """A given order as if the scheduler had made it, for one reason, and nothing had blocked it."""
+    found = schedule_of(problem, order, options)
+    free: dict[str, Any] = {"reason": "latest start", "held_by": "nothing", "held_node": None, "under": ()}
+    made = tuple(replace(d, **free) for d in found.decisions)
+    return replace(found, **{"decisions": made, "schedule_s": 0.25, **fields})
 
 
 @pytest.fixture

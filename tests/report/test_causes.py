@@ -1,4 +1,4 @@
-"""Exposed time by cause: all of it, each microsecond once."""
+"""Exposed time by cause: all of it, each microsecond once; and why the original order was kept, word by word."""
 
 from dataclasses import replace
 
@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlap_sched import EXAMPLE, Options, schedule
-from overlap_sched.problem import Kind, Node, Problem
+from overlap_sched import EXAMPLE, Options, Schedule, schedule
+from overlap_sched.problem import Kind, Node, Problem, Storage
 from overlap_sched.problem.contention import Contention
-from overlap_sched.report.words.schedule import causes, explanation
-from overlap_sched.scheduler.driver import Schedule
+from overlap_sched.report.words.schedule import causes, explanation, why_no_better
 from tests.support.examples import examples
 from tests.support.graphs import problems
 
@@ -44,3 +43,80 @@ def test_nothing_exposed(reordered: Schedule) -> None:
     alone = schedule(Problem("alone", (Node("mm", Kind.COMPUTE, time_us=1.0),), ()))
     assert causes(alone) == ()
     assert "Nothing is exposed." in explanation(alone)
+
+
+def tight(headroom: int = 0, effort: int = 4) -> Schedule:
+    """A gather that could hide, if the original order left room for it."""
+    nodes = (
+        Node("first", Kind.COMPUTE, (), (0,), (), 10.0),
+        Node("second", Kind.COMPUTE, (0,), (1,), (0,), 10.0),
+        Node("gather", Kind.COLLECTIVE, (), (2,), (), 5.0, "all_gather", "fsdp"),
+        Node("wait", Kind.WAIT, (2,), (), (2,), collective=2),
+        Node("last", Kind.COMPUTE, (1, 3), (), (1, 2), 10.0),
+    )
+    storages = (Storage(100), Storage(1), Storage(99))
+    return schedule(Problem("tight", nodes, storages, EXAMPLE.groups), Options(headroom=headroom, effort=effort))
+
+
+def test_why_the_original_order_was_kept() -> None:
+    assert why_no_better(tight()) == (
+        "no better order was found: 5.0 us stay exposed because an earlier launch would not have fitted into the "
+        "memory budget (1 collective)"
+    )
+    assert tight(headroom=100).scheduled.exposed_us == 0
+    assert why_no_better(tight(effort=0)) == "no other order was looked for (effort=0)"
+    assert why_no_better(replace(tight(), fell_back="it is broken")) == "it is broken"
+
+
+def test_why_in_one_line_names_the_two_most_expensive_causes() -> None:
+    problem = tight().problem
+    nodes = (
+        *problem.nodes,
+        Node("scatter", Kind.COLLECTIVE, (4,), (), (), 7.0, "reduce_scatter", "fsdp"),
+        Node("scatter.wait", Kind.WAIT, (5,), collective=5),
+    )
+    assert why_no_better(schedule(replace(problem, nodes=nodes))) == (
+        "no better order was found: 12.0 us stay exposed, 7.0 us because no compute is left at the end of the step to "
+        "run meanwhile (1 collective), 5.0 us because an earlier launch would not have fitted into the memory budget "
+        "(1 collective)"
+    )
+
+
+def test_nothing_exposed_is_a_reason() -> None:
+    alone = schedule(Problem("alone", (Node("mm", Kind.COMPUTE, time_us=1.0),), ()))
+    assert why_no_better(alone) == "no better order was found: nothing is exposed"
+    by_memory = schedule(alone.problem, Options(base="memory"))
+    assert why_no_better(by_memory) == "no order with a clearly lower peak was found"
+
+
+@pytest.mark.parametrize("first", [Node("view", Kind.COMPUTE), Node("cast", Kind.COMPUTE, (), (2,), (), 1.0)])
+def test_what_prepares_a_launch_moves_with_it(first: Node) -> None:
+    """A view, or a cast that could run sooner but for the memory of what it makes: it is memory that refuses both."""
+    nodes = list(tight().problem.nodes)
+    gather = nodes[2]._replace(alloc=(), use=(2,)) if first.alloc else nodes[2]
+    nodes[2:] = [
+        first,
+        gather._replace(deps=(2,)),
+        nodes[3]._replace(deps=(3,), collective=3),
+        nodes[4]._replace(deps=(1, 4)),
+    ]
+    problem = replace(tight().problem, nodes=tuple(nodes))
+    assert why_no_better(schedule(problem)) == why_no_better(tight())
+    assert schedule(problem, Options(headroom="1GiB")).scheduled.exposed_us == 0
+
+
+def test_what_a_memory_limit_refuses_is_its_doing() -> None:
+    kept = replace(tight(headroom=100, effort=0), options=Options(headroom=100), memory_limit_bytes=1)
+    assert why_no_better(kept) == (
+        "no better order was found: 5.0 us stay exposed because no order with earlier launches was found that runs in "
+        "memory_limit (1 collective)"
+    )
+
+
+def test_an_earlier_launch_that_fits_is_not_refused() -> None:
+    options = Options(headroom=100)
+    roomy = schedule(tight().problem, replace(options, effort=0))
+    assert why_no_better(replace(roomy, options=options)) == (
+        "no better order was found: 5.0 us stay exposed because an earlier launch would not have made the step "
+        "shorter (1 collective)"
+    )

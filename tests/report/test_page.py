@@ -32,7 +32,6 @@ from overlap_sched.transform.rewrites import Bucket, Stream
 from tests.report.conftest import ByHand
 from tests.support.examples import Command, examples, run
 from tests.support.graphs import problems
-from tests.support.oracle import INSTANCES
 from tests.support.sharded import PRICES, sharded
 
 LOADING = {"src", "href", "srcset", "data", "action", "poster", "background", "style"}
@@ -151,19 +150,14 @@ def test_a_row_per_collective_the_most_exposed_first(reordered: Schedule) -> Non
     keys = ("node", "earlier", "original_exposed_us", "exposed_us", "causes")
     assert [first[key] for key in keys] == [7, 2, 40.0, 10.0, [(0, 10.0)]]
     assert [second[key] for key in keys] == [2, 0, 40.0, 0.0, []]
-    refused = tuple(
-        replace(d, held_by="memory", over_bytes=2**20, over_position=5) if d.collective == 7 else d
-        for d in reordered.decisions
-    )
-    row = page_data(replace(reordered, decisions=refused))["collectives"][0]
+    refused = replace(reordered.decisions[1], held_by="memory", over_bytes=2**20, over_position=5)
+    kept = replace(reordered, decisions=(reordered.decisions[0], refused), fell_back="it was wrong")
+    page = page_data(kept)
+    row = page["collectives"][0]
     assert "memory" in row["why"]
     assert "1.0 MiB" in row["more"]
     assert "dgrad" in row["more"]
-
-
-def test_an_original_order_that_was_kept_is_told(reordered: Schedule) -> None:
-    fell_back = replace(reordered, order=EXAMPLE.original_order, fell_back="it was wrong")
-    assert any("it was wrong" in line for line in page_data(fell_back)["remarks"])
+    assert any("it was wrong" in line for line in page["remarks"])
 
 
 @given(problem=problems())
@@ -194,21 +188,16 @@ def made() -> Plan:
     return found
 
 
-def test_the_original_run_is_of_the_graph_as_it_was(made: Plan) -> None:
-    page = page_data(made.schedule, Extras(made))
-    was, new = made.without.problem, made.schedule.problem
-    before, after = page["runs"]
-    assert [one["graph"] for one in page["runs"]] == [0, 1]
-    assert [len(graph["nodes"]["name"]) for graph in page["graphs"]] == [len(was.nodes), len(new.nodes)]
-    assert before["finish_us"] == [round(us, 3) for us in replay(was, was.original_order).finish_us]
-    assert (before["step_us"], after["step_us"]) == (made.without.original.step_us, made.schedule.scheduled.step_us)
-    check_memory(was, page)
-    check_memory(new, page, graph=1)
-
-
 def test_what_was_rewritten_is_marked_in_both_and_stands_for_what_it_was(made: Plan) -> None:
     page = page_data(made.schedule, Extras(made))
+    was, after = made.without.problem, made.schedule.problem
+    assert [one["graph"] for one in page["runs"]] == [0, 1]
+    steps_us = (made.without.original.step_us, made.schedule.scheduled.step_us)
+    assert tuple(one["step_us"] for one in page["runs"]) == steps_us
+    check_memory(was, page)
+    check_memory(after, page, graph=1)
     names = [graph["nodes"]["name"] for graph in page["graphs"]]
+    assert names == [[node.name for node in of.nodes] for of in (was, after)]
     gone, new = ({names[k][v] for v in page["graphs"][k]["marked"]} for k in (0, 1))
     buckets = {one.name: list(one.members) for one in made.rewrites if isinstance(one, Bucket)}
     moved = {one.collective for one in made.rewrites if isinstance(one, Stream)}
@@ -254,7 +243,7 @@ def test_the_frontier(reordered: Schedule) -> None:
     problem, original = reordered.problem, reordered.original
     point = FitPoint((), problem, problem.original_order, original.step_us, original.exposed_us, 21 * 2**20, 0)
     page = page_data(reordered, Extras(frontier=(point,)))
-    assert [one["peak_bytes"] for one in page["frontier"]["points"]] == [21 * 2**20]
+    assert [one["peak_bytes"] for one in page["frontier"]] == [21 * 2**20]
     text = page_text(page)
     assert f'<tr><th scope="row">on the frontier</th><td>{size(21 * 2**20)}</td>' in text
     assert f'<tr><th scope="row">scheduled</th><td>{size(26 * 2**20)}</td><td>+23.8 %</td><td>120.0 us</td>' in text
@@ -291,7 +280,7 @@ def test_the_file_is_whole_and_loads_nothing(reordered: Schedule) -> None:
 def test_sections_of_rewrites_and_the_frontier_are_hidden_where_there_are_none(by_hand: ByHand) -> None:
     alone = Problem("alone", (Node("mm", Kind.COMPUTE, time_us=1.0),), (), {})
     page = page_data(by_hand(alone, alone.original_order))
-    assert (page["groups"], page["collectives"], page["rewrites"], page["frontier"]) == ([], [], [], None)
+    assert (page["groups"], page["collectives"], page["rewrites"], page["frontier"]) == ([], [], [], [])
     hidden = {
         of["aria-labelledby"] for tag, of in Parsed(page_text(page)).elements if tag == "section" and "hidden" in of
     }
@@ -321,12 +310,3 @@ def test_all_of_it_from_the_command(tmp_path: Path, cli: Command) -> None:
     assert page["columns"][4] == "torch"
     assert page["rewrites"]
     assert {**told, "schedule_s": 0, "schema": 0} == {**page["figures"], "schedule_s": 0, "schema": 0}
-
-
-@pytest.mark.nightly
-@pytest.mark.slow
-def test_ten_thousand_nodes_in_two_megabytes(tmp_path: Path, cli: Command) -> None:
-    out = tmp_path / "out.html"
-    assert cli.out("report", str(INSTANCES / "dsv3_bw_64.json.gz"), "--html", str(out), "--effort", "1")
-    assert embedded(out.read_text(encoding="utf-8"))["figures"]["nodes"] == 9879
-    assert out.stat().st_size < 2_000_000

@@ -74,14 +74,6 @@ def test_exposed_waits_have_a_colour_of_their_own(reordered: Schedule, by_hand: 
 
 
 @pytest.mark.slow
-def test_profile_budget_and_odd_names_and_no_time(by_hand: ByHand, odd: Problem, tmp_path: Path) -> None:
-    plot_schedule(by_hand(odd, odd.original_order), tmp_path / "odd.png")
-    plot_schedule(by_hand(EXAMPLE, EXAMPLE.original_order, Options(budget="profile")), tmp_path / "profile.png")
-    assert (tmp_path / "odd.png").exists()
-    assert (tmp_path / "profile.png").exists()
-
-
-@pytest.mark.slow
 def test_many_groups_and_nodes_stay_few_rows(by_hand: ByHand, tmp_path: Path, texts: list[str]) -> None:
     nodes = [Node(f"c{v}", Kind.COLLECTIVE, (), (), (), 1.0 + v, "", f"g{v % 10}") for v in range(1000)]
     many = Problem("many", tuple(nodes), (), {f"g{i}": Group(2, True) for i in range(10)})
@@ -98,20 +90,20 @@ def test_no_matplotlib_says_what_to_install(reordered: Schedule, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_names_in_scripts_that_the_font_lacks_draw_without_a_warning(tmp_path: Path) -> None:
+def test_odd_names_no_time_and_other_budgets_draw_without_a_warning(
+    by_hand: ByHand, odd: Problem, tmp_path: Path
+) -> None:
     """Warnings are errors in tests."""
     named = replace(EXAMPLE, name="图层")
-    plot_schedule(schedule(named), tmp_path / "schedule.png")
+    plot_schedule(by_hand(odd, odd.original_order), tmp_path / "odd.png")
+    plot_schedule(schedule(named, Options(budget="profile")), tmp_path / "schedule.png")
     plot_memory(best_order(named), tmp_path / "memory.png")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["memory.png", "schedule.png"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["memory.png", "odd.png", "schedule.png"]
 
 
 def test_shares_of_bins_that_cut_through_spans() -> None:
     spans = (Span(0, 5.0, 15.0), Span(1, 15.0, 20.0), Span(2, 38.0, 40.0))
     assert busy_share(spans, np.linspace(0.0, 40.0, 5)).tolist() == [0.5, 1.0, 0.0, 0.2]
-
-
-def test_nothing_busy() -> None:
     assert busy_share((), np.linspace(0.0, 1.0, 4)).tolist() == [0.0, 0.0, 0.0]
 
 

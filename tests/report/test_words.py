@@ -14,38 +14,22 @@ from overlap_sched import EXAMPLE, Group, Kind, Node, Options, Problem, Schedule
 from overlap_sched.cost.profile import MeasuredTime, Profile, Sought
 from overlap_sched.cost.table import COPY, CollectiveTime, KernelTime, Tables
 from overlap_sched.errors import ProblemError
+from overlap_sched.fit.answer import Fit, FitPoint
 from overlap_sched.peak_memory import replay_allocator
 from overlap_sched.problem.contention import NO_CONTENTION, Contention
 from overlap_sched.problem.sizes import EXPANDABLE, PLAIN, AllocatorSettings
 from overlap_sched.report.answers import plan_answer
 from overlap_sched.report.units import between, change, count, duration, from_to, printable, size
-from overlap_sched.report.words.graph import (
-    Purpose,
-    by_purpose,
-    calibration_text,
-    group_names,
-    group_purposes,
-    profile_notes,
-    profile_table,
-)
-from overlap_sched.report.words.schedule import (
-    Reserved,
-    explanation,
-    gap_percent,
-    reserved_lines,
-    reserved_of,
-    reserved_rows,
-    short_text,
-    summary,
-    verdict,
-    with_contention_line,
-)
+from overlap_sched.report.words import graph, rewrites
+from overlap_sched.report.words import schedule as words
+from overlap_sched.report.words.graph import Purpose
+from overlap_sched.report.words.rewrites import Cost
+from overlap_sched.scheduler.explain import Holder
 
 ByHand = Callable[..., Schedule]
-GIB = 2**30
 
 
-def words(table: Table) -> str:
+def printed(table: Table) -> str:
     file = io.StringIO()
     Console(file=file, width=120, color_system=None).print(table)
     return " ".join(file.getvalue().split())
@@ -88,22 +72,22 @@ def test_quantities(found: list[str], text: str) -> None:
     ],
 )
 def test_contention(contention: Contention, named: list[str]) -> None:
-    assert all(text in with_contention_line("", contention) for text in ("With contention: ", *named))
+    assert all(text in words.with_contention_line("", contention) for text in ("With contention: ", *named))
 
 
 def test_no_contention_has_no_line() -> None:
     for none in (NO_CONTENTION, Contention({"": 1.0, "all_gather": 1.0}, {"fsdp": "rail", "ep": "own"})):
-        assert with_contention_line("", none) == ""
+        assert words.with_contention_line("", none) == ""
 
 
 def test_a_calibration() -> None:
     gathers = [CollectiveTime("all_gather", 8, 2, 2**20, 500.0, 20.0)]
     kernels = [KernelTime("aten.mm.default", "a", 4 * 10**9, 10**6, 10.0), KernelTime(COPY, "c", 0, 10**6, 10.0)]
-    text = calibration_text(Tables(tuple(gathers), tuple(kernels)), ["all_to_all: no such thing"], "c.toml")
+    text = graph.calibration_text(Tables(tuple(gathers), tuple(kernels)), ["all_to_all: no such thing"], "c.toml")
     for named in ("c.toml: 1 collectives, 2 kernels", "8 ranks on 2 nodes", "1.0 MiB 500.0 us (2.10 GB/s)",
                   "100 GB/s at best", "400 TFLOP/s at best", "not measured: all_to_all: no such thing"):  # fmt: skip
         assert named in text
-    assert calibration_text(Tables(), [], "c.toml") == "c.toml: 0 collectives, 0 kernels measured"
+    assert graph.calibration_text(Tables(), [], "c.toml") == "c.toml: 0 collectives, 0 kernels measured"
 
 
 def test_a_profile() -> None:
@@ -112,12 +96,12 @@ def test_a_profile() -> None:
     lost = tuple(Sought(f"aten::{name}", (), 1.0) for name in ("a", "b", "b"))
     found = (MeasuredTime(3.0, "order"), MeasuredTime(4.0, "order"), MeasuredTime(25.0, "order"), None, None, None)
     profile = Profile((mm, mm, gather, *lost), found, runs=1, ranks=1, skew_us=None, fused_us=0.0)
-    said = "\n".join(profile_notes(profile))
+    said = "\n".join(graph.profile_notes(profile))
     for named in ("3 of 6 nodes", "88.0%", "one rank", "2 x aten::b, 1 x aten::a"):
         assert named in said
-    alone = profile_notes(replace(profile, skew_us=1250.0, ranks=2))
+    alone = graph.profile_notes(replace(profile, skew_us=1250.0, ranks=2))
     assert "1.25 ms of waiting" in "\n".join(alone)
-    rows = words(profile_table(profile))
+    rows = printed(graph.profile_table(profile))
     assert rows.index("all_gather_into_tensor [16] 1 10.0 us 25.0 us 2.50") < rows.index("2 12.0 us 7.0 us 0.58")
 
 
@@ -138,25 +122,24 @@ def test_reserved_bytes_are_those_of_a_replay(
     before, after = (
         replay_allocator(EXAMPLE, order, settings).reserved_bytes for order in (EXAMPLE.original_order, found.order)
     )
-    reserved = reserved_of(found)
-    assert reserved == Reserved(before, after, settings)
+    reserved = words.reserved_of(found)
+    assert reserved == words.Reserved(before, after, settings)
     assert reserved.title == f"reserved, {title}"
     answer = plan_answer(found, None, reserved)
     assert (answer.original_reserved_bytes, answer.reserved_bytes) == (before, after)
-    assert reserved_rows(reserved, 6 * GIB)[0][1:] == (size(before), size(after), change(before, after), "6.000 GiB")
-    assert between(size(before), size(after)) in reserved_lines(reserved)[0]
+    row = (size(before), size(after), change(before, after), "6.000 GiB")
+    assert words.reserved_rows(reserved, 6 * 2**30)[0][1:] == row
+    assert between(size(before), size(after)) in words.reserved_lines(reserved)[0]
 
 
 def test_where_nothing_is_replayed() -> None:
-    assert reserved_of(schedule(EXAMPLE, Options(allocator="none"))) is None
+    assert words.reserved_of(schedule(EXAMPLE, Options(allocator="none"))) is None
     tracked = schedule(replace(EXAMPLE, memory_model="tracker"), Options(memory_model="tracker"))
-    assert reserved_of(tracked) is None
-    assert (reserved_rows(None), reserved_lines(None), plan_answer(tracked, None, None).reserved_bytes) == (
-        (),
-        [],
-        None,
-    )
-    assert "reserved" not in verdict(tracked, tracked.problem, None)[1]
+    assert words.reserved_of(tracked) is None
+    assert not words.reserved_rows(None)
+    assert not words.reserved_lines(None)
+    assert plan_answer(tracked, None, None).reserved_bytes is None
+    assert "reserved" not in words.verdict(tracked, tracked.problem, None)[1]
 
 
 @pytest.mark.parametrize(
@@ -171,17 +154,25 @@ def test_where_nothing_is_replayed() -> None:
 )
 def test_the_verdict(options: dict[str, object], came: str, named: list[str]) -> None:
     found = schedule(EXAMPLE, Options(**options))  # type: ignore[arg-type]
-    badge, sentence = verdict(found, EXAMPLE, reserved_of(found))
+    badge, sentence = words.verdict(found, EXAMPLE, words.reserved_of(found))
     assert badge == came
     assert all(text in sentence for text in named), sentence
-    asked = [verdict(found, replace(EXAMPLE), reserved_of(found), fits)[0] for fits in (True, False)]
+    asked = [words.verdict(found, replace(EXAMPLE), words.reserved_of(found), fits)[0] for fits in (True, False)]
     assert asked == ["runs", "fails"]
 
 
+def test_rewrites_are_summed_by_operator_the_cheapest_per_byte_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = [Cost("recompute", "mm", 2**30, 300.0, 0.0), Cost("offload", "x", 2**30, 0.0, 200.0)]
+    monkeypatch.setattr(rewrites, "costs", lambda _: [*listed, Cost("recompute", "mm", 2**30, 50.0, 0.0)])
+    point = FitPoint((), EXAMPLE, EXAMPLE.original_order, 2.0, 0.0, 5)
+    text = printed(rewrites.rewrites_table(Fit(point, point, point, 10, None, (point,), 1)))
+    assert text.index("recompute mm 2 2.000 GiB 350.0 us 0.0 us 175.0 us") < text.index("offload x 1 1.000 GiB")
+
+
 def test_what_a_memory_limit_lacks_is_named() -> None:
-    text = short_text(schedule(EXAMPLE, Options(memory_limit="12MiB")))
+    text = words.short_text(schedule(EXAMPLE, Options(memory_limit="12MiB")))
     assert all(named in text for named in ("12.0 MiB", "10.0 MiB more", "overlap-sched fit"))
-    assert short_text(schedule(EXAMPLE, Options(memory_limit="1GiB"))) == ""
+    assert words.short_text(schedule(EXAMPLE, Options(memory_limit="1GiB"))) == ""
 
 
 def test_figures(reordered: Schedule, by_hand: ByHand, odd: Problem) -> None:
@@ -192,19 +183,19 @@ def test_figures(reordered: Schedule, by_hand: ByHand, odd: Problem) -> None:
     assert (plan_answer(kept, None, None).fell_back, found["fell_back"]) == (True, False)
     assert plan_answer(kept, None, None).gap_percent == pytest.approx(100 * (190 / 120 - 1))
     assert plan_answer(by_hand(odd, odd.original_order), None, None).gap_percent == 0.0
-    assert gap_percent(120.0 * (1 + 1e-12), 120.0) == 0.0
-    assert gap_percent(90.0, 120.0) == pytest.approx(-25.0)  # a wrong bound must show
+    assert words.gap_percent(120.0 * (1 + 1e-12), 120.0) == 0.0
+    assert words.gap_percent(90.0, 120.0) == pytest.approx(-25.0)  # a wrong bound must show
 
 
 def test_the_summary(reordered: Schedule, by_hand: ByHand, odd: Problem) -> None:
-    text = words(summary(reordered))
+    text = printed(words.summary(reordered))
     for row in ("10 nodes, 2 collectives on 1 process group", "step 190.0 us 120.0 us -36.8 % 120.0 us",
                 "exposed 80.0 us 10.0 us -87.5 %", "peak memory 21.0 MiB 26.0 MiB +23.8 % 26.0 MiB",
                 "gap to the lower bound 58.3 % 0.0 %", "the original peak plus 5.0 MiB"):  # fmt: skip
         assert row in text
-    assert "odd $x_1$ \\x1b[31m: 5 nodes" in words(summary(by_hand(odd, odd.original_order)))
+    assert "odd $x_1$ \\x1b[31m: 5 nodes" in printed(words.summary(by_hand(odd, odd.original_order)))
     kept = by_hand(EXAMPLE, EXAMPLE.original_order, Options(budget="profile"))
-    assert "the original profile (its peak is shown) plus 0 B." in words(summary(kept))
+    assert "the original profile (its peak is shown) plus 0 B." in printed(words.summary(kept))
 
 
 def test_a_collective_is_explained(reordered: Schedule) -> None:
@@ -212,7 +203,7 @@ def test_a_collective_is_explained(reordered: Schedule) -> None:
         reordered.decisions[0],
         reason="no stall", under=(4,), held_by="memory", over_bytes=3 * 2**20, over_position=5,
     )  # fmt: skip
-    text = explanation(replace(reordered, decisions=(decision,)), "gather")
+    text = words.explanation(replace(reordered, decisions=(decision,)), "gather")
     for named in ("on group fsdp of 8, 8.0 MiB, 40.0 us", "hidden 40.0 us under mm (50.0 us)", "position 2",
                   "every other ready node would have stalled", "first waited for at 80.0 us", "blocked by memory",
                   "3.0 MiB (3,145,728 bytes) over the budget while dgrad runs (position 5"):  # fmt: skip
@@ -220,45 +211,44 @@ def test_a_collective_is_explained(reordered: Schedule) -> None:
 
 
 def test_the_most_exposed_come_first(reordered: Schedule) -> None:
-    lines = explanation(reordered).splitlines()
+    lines = words.explanation(reordered).splitlines()
     assert "2 collectives, 1 exposed for 10.0 us" in lines[0]
     assert [line.split(":")[0] for line in lines[6:] if line and not line.startswith(" ")] == ["scatter", "gather"]
     assert "(originally 7: 2 earlier)" in lines[9]
 
 
 @pytest.mark.parametrize(
-    ("held", "text"),
+    ("held_by", "node", "text"),
     [
-        ({"held_by": "nothing"}, "nothing"),
-        ({"held_by": "dependency", "held_node": 6}, "a dependency: wgrad"),
-        ({"held_by": "stream", "held_node": 2}, "its stream: gather"),
-        ({"held_by": "choice"}, "nothing: dependencies and live bytes allow"),
-        ({"held_by": "stream", "held_node": None}, "its stream"),
-        ({"held_by": "start"}, "the start of the graph"),
+        ("nothing", None, "nothing"),
+        ("dependency", 6, "a dependency: wgrad"),
+        ("stream", 2, "its stream: gather"),
+        ("choice", None, "nothing: dependencies and live bytes allow"),
+        ("stream", None, "its stream"),
+        ("start", None, "the start of the graph"),
     ],
 )
-def test_what_blocked_it(reordered: Schedule, held: dict[str, object], text: str) -> None:
-    decision = replace(reordered.decisions[1], **held)  # type: ignore[arg-type]
-    said = explanation(replace(reordered, decisions=(decision,)), "scatter").splitlines()[-1]
-    assert said.startswith(f"  blocked by {text}")
+def test_what_blocked_it(reordered: Schedule, held_by: Holder, node: int | None, text: str) -> None:
+    decision = replace(reordered.decisions[1], held_by=held_by, held_node=node)
+    assert words.blocked_by(EXAMPLE, decision).startswith(text)
 
 
 def test_odd_ones_are_explained(reordered: Schedule, by_hand: ByHand, odd: Problem) -> None:
     kept = by_hand(EXAMPLE, EXAMPLE.original_order, fell_back="full runs before gather")
-    assert "full runs before gather" in explanation(kept).splitlines()[1]
-    text = explanation(by_hand(odd, odd.original_order))
+    assert "full runs before gather" in words.explanation(kept).splitlines()[1]
+    text = words.explanation(by_hand(odd, odd.original_order))
     assert all(named in text for named in ("nothing in this graph waits for it", "a\\nb: all_reduce", "漢字: "))
     with pytest.raises(ProblemError, match="Did you mean 'gather'"):
-        explanation(reordered, "gathr")
+        words.explanation(reordered, "gathr")
     with pytest.raises(ProblemError, match="'gather', 'scatter'"):
-        explanation(reordered, "mm")
+        words.explanation(reordered, "mm")
 
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def names_of(problem: Problem) -> dict[str, str]:
-    return group_names(group_purposes(problem))
+    return graph.group_names(graph.group_purposes(problem))
 
 
 @pytest.mark.slow
@@ -281,7 +271,13 @@ def numbered(problem: Problem) -> Problem:
 
 def test_a_name_says_what_it_is_for_by_itself() -> None:
     assert names_of(EXAMPLE) == {"fsdp": "fsdp"}
-    assert names_of(numbered(EXAMPLE)) == {"7": "FSDP 7"}
+    marked = numbered(EXAMPLE)
+    assert names_of(marked) == {"7": "FSDP 7"}
+    nodes = (node._replace(module="layers.0") if node.name == "gather" else node for node in marked.nodes)
+    told = words.explanation(schedule(replace(marked, nodes=tuple(nodes))), "gather")
+    assert told.startswith("gather in layers.0: all_gather_into_tensor on group FSDP 7 of 8, 8.0 MiB, 40.0 us\n")
+    found = graph.group_names({"0/2": "FSDP", "9": "other"})  # a second communicator is for the same
+    assert found == {"0/2": "FSDP 0/2", "9": "other 9"}
 
 
 def test_a_gradient_that_is_reduced_is_of_data_parallel() -> None:
@@ -295,29 +291,16 @@ def test_a_gradient_that_is_reduced_is_of_data_parallel() -> None:
     problem = Problem("data", tuple(nodes), (Storage(1),) * 11, {"3": Group(4, True)})
     assert names_of(problem) == {"3": "data 3"}
     more = [Node(f"more{k}", Kind.COMPUTE, (11 + k,), (11 + k,), (10 + k,), 1.0) for k in range(8)]
-    longer = replace(
-        problem, nodes=(*nodes[:-1], *more, Node("output", Kind.OUTPUT, (19,))), storages=(Storage(1),) * 19
-    )
-    assert names_of(longer) == {"3": "tensor 3"}
-
-
-def test_a_second_communicator_is_for_the_same_and_what_is_not_known_says_so() -> None:
-    assert group_names({"0": "FSDP", "0/2": "FSDP", "9": "other"}) == {"0": "FSDP 0", "0/2": "FSDP 0/2", "9": "other 9"}
+    nodes[-1:] = [*more, Node("output", Kind.OUTPUT, (19,))]
+    assert names_of(replace(problem, nodes=tuple(nodes), storages=(Storage(1),) * 19)) == {"3": "tensor 3"}
 
 
 @pytest.mark.parametrize(("op", "purpose"), [("send", "other"), ("", "other"), ("offload", "host"), ("reload", "host")])
 def test_what_is_neither_gathered_nor_reduced(op: str, purpose: Purpose) -> None:
     nodes = (node._replace(op=op if node.group else node.op) for node in EXAMPLE.nodes)
-    assert group_purposes(replace(EXAMPLE, nodes=tuple(nodes))) == {"fsdp": purpose}
+    assert graph.group_purposes(replace(EXAMPLE, nodes=tuple(nodes))) == {"fsdp": purpose}
 
 
 def test_groups_of_one_purpose_stand_together_in_their_order() -> None:
     purposes: dict[str, Purpose] = {"a": "expert", "b": "other", "c": "FSDP", "d": "tensor", "e": "FSDP"}
-    assert by_purpose(purposes, purposes) == ["c", "e", "d", "a", "b"]
-
-
-def test_an_explanation_names_group_and_module() -> None:
-    marked = numbered(EXAMPLE)
-    nodes = (node._replace(module="layers.0") if node.name == "gather" else node for node in marked.nodes)
-    told = explanation(schedule(replace(marked, nodes=tuple(nodes))), "gather")
-    assert told.startswith("gather in layers.0: all_gather_into_tensor on group FSDP 7 of 8, 8.0 MiB, 40.0 us\n")
+    assert graph.by_purpose(purposes, purposes) == ["c", "e", "d", "a", "b"]

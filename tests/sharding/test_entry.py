@@ -119,10 +119,8 @@ def test_the_classes_stay_what_they_were(mesh: DeviceMesh) -> None:
     assert isinstance(model, ShardedModule)
     assert not isinstance(model.lm_head, ShardedModule)
     assert isinstance(model.lm_head, nn.Linear)
-    assert type(model.lm_head).__name__ == "ShardedLinear"
     layers = model.model.layers
     assert type(layers[0].mlp.up_proj) is type(layers[1].mlp.up_proj)
-    assert type(layers[0].mlp) is type(layers[1].mlp)
     assert model.lm_head.weight is model.model.embed_tokens.weight
     tokens, labels = batch(0, 0)
     assert list(copy.deepcopy(model)(tokens, labels=labels)) == ["loss", "logits"]
@@ -277,7 +275,7 @@ def test_arguments_that_are_not_supported_are_told(mesh: DeviceMesh, name: str, 
 def test_meshes_that_do_not_fit_are_told(mesh: DeviceMesh) -> None:
     cube = init_device_mesh("cpu", (1, 2, 2), mesh_dim_names=("pp", "dp", "tp"))
     text = told(nn.Linear(2, 2), cube)
-    assert text.startswith("the mesh has 3 dimensions ('pp', 'dp', 'tp'); shard takes one")
+    assert text.startswith("the mesh has 3 dimensions ('pp', 'dp', 'tp'); it takes one")
     assert text.endswith('of data parallelism: mesh["dp"], or mesh["replicate", "shard"].')
 
 
@@ -301,9 +299,7 @@ def test_an_optimizer_made_before_is_an_error(mesh: DeviceMesh, use: Any) -> Non
     old = torch.optim.AdamW(model.parameters())
     shard(model, grid["a"])
     model[0](torch.ones(1, 2)).sum().backward()
-    with pytest.raises(
-        Exception, match=r"shard\(\) has replaced .*: an optimizer that was made before would train nothing"
-    ):
+    with pytest.raises(Exception, match=r"shard\(\) has replaced .*: an optimizer made before would train nothing"):
         use(model[0], old)
     new = torch.optim.AdamW(model.parameters())
     new.step()

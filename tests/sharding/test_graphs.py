@@ -159,31 +159,6 @@ def test_types_are_those_of_the_policy(mesh: DeviceMesh) -> None:
 
 
 @pytest.mark.slow
-def test_the_mean_is_the_collectives_own_or_two_divisions_in_fp16(mesh: DeviceMesh) -> None:
-    def how(**given: Any) -> tuple[set[str], list[float]]:
-        factor = given.pop("factor", None)
-        model = shard(nn.Sequential(Mlp()), mesh, **given)
-        if factor is not None:
-            model.set_gradient_divide_factor(factor)
-        _, backward = graphs_of(model)
-        divided = backward.find_nodes(op="call_function", target=torch.ops.aten.div.Tensor)
-        scatters = backward.find_nodes(op="call_function", target=SCATTER)
-        return {node.args[1] for node in scatters}, [node.args[1] for node in divided]
-
-    assert how() == ({"avg"}, [])
-    assert how(factor=3.0) == ({"sum"}, [3.0, 3.0])
-    assert how(mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float16)) == ({"sum"}, [2.0] * 4)
-
-
-@pytest.mark.slow
-def test_rows_that_do_not_divide_are_padded_and_cut(mesh: DeviceMesh) -> None:
-    model = nn.Sequential(nn.Linear(8, 5))
-    forward, backward = graphs_of(shard(model, mesh))
-    for graph, target, shapes in ((forward, GATHER, [(8,), (8, 8)]), (backward, SCATTER, [(2,), (2, 8)])):
-        assert sorted(tuple(n.meta["val"].shape) for n in graph.find_nodes(op="call_function", target=target)) == shapes
-
-
-@pytest.mark.slow
 def test_modules_alike_share_what_is_compiled(mesh: DeviceMesh) -> None:
     model = shard(nn.Sequential(Mlp(), Mlp(), Mlp()), mesh)
     counters.clear()

@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,44 @@ class MemoryStore:
         return self.values.get(key, expected.encode())
 
 
+@dataclass
+class FaultyStore:
+    """A store of which one operation goes wrong, or all from that one on.
+
+    Attributes:
+        store: The real one.
+        at: Which operation, counted from 1; 0: none.
+        how: ``"before"``, ``"after"``, ``"garbage"`` comes back, ``"slow"``, ``"for good"``, ``"for good, done"``.
+        calls: How many there were.
+        standing: Which operation made this rank stand waiting: the first at which others may count on it; 0: none.
+    """
+
+    store: Any
+    at: int = 0
+    how: str = "before"
+    calls: int = 0
+    standing: int = 0
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        operation = getattr(self.store, name)
+
+        def perform(key: Any, *rest: Any) -> Any:
+            self.calls += 1
+            if name == "set" and "/at/" in str(key) and not self.standing:
+                self.standing = self.calls
+            hit = self.calls == self.at or (self.how.startswith("for good") and 0 < self.at <= self.calls)
+            if hit and self.how in ("before", "for good"):
+                raise RuntimeError("Broken pipe")
+            result = operation(key, *rest)
+            if hit and self.how in ("after", "for good, done"):
+                raise RuntimeError("Broken pipe")
+            if hit and self.how == "slow":
+                time.sleep(0.2)
+            return b"garbage" if hit and self.how == "garbage" and isinstance(result, bytes) else result
+
+        return perform
+
+
 class Clock:
     """Time that passes only while somebody sleeps; then other ranks may do something."""
 
@@ -101,7 +139,7 @@ def scenes(rank: int, last: int) -> dict[str, Any]:
         found["hit and miss"].append(ask(digest("cached"), 1.0))
     dist.barrier()
     twice = digest("twice")
-    failed = Digest.of_failure("KeyError: 'mm'", twice.key, twice.launches)
+    failed = Digest(failure="KeyError: 'mm'", key=twice.key, launches=twice.launches)
     found["fails the second time"] = [ask(twice), ask(failed if odd else twice)]
     found["late"], limit_s = [], 0.05
     for i in range(12):

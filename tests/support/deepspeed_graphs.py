@@ -25,17 +25,9 @@ from torch._ops import OpOverload
 
 SCHEMAS = (
     "allgather_param(Tensor a, int graph_id, int id, ScalarType? dtype = None) -> Tensor",
-    "prefetch_params_fused(int graph_id, Tensor[] params, int[] ids, ScalarType[]? dtypes = None) -> ()",
     "wait_allgather(Tensor(a) a, int graph_id, int id) -> Tensor(a)",
     "release_param(Tensor(a) a, int graph_id, int id, int n_users) -> Tensor(a)",
     "reduce_grad(Tensor a, int graph_id, int id) -> Tensor",
-    "free_tensors(Tensor[] a) -> ()",
-    "offload_tensor(Tensor a, int id, int id) -> Tensor",
-    "reload_tensor(Tensor a, int id, int id) -> Tensor",
-    "wait_offload(Tensor a, int id, int id) -> Tensor",
-    "wait_reload(Tensor a, int id, int id) -> Tensor",
-    "offload_parameter(Tensor a, int id, int id) -> ()",
-    "reload_parameter(Tensor a, int id, int id) -> ()",
     "end_backward(Any deps, int graph_id, bool release_reduce_buckets) -> ()",
 )
 
@@ -130,32 +122,16 @@ def define() -> torch.library.Library:
     for schema in SCHEMAS:
         library.define(schema)
 
-    def wait(a: torch.Tensor, graph_id: int, one: int) -> torch.Tensor:
-        STATE.wait(one)
-        return a
-
-    def release(a: torch.Tensor, graph_id: int, one: int, users: int) -> torch.Tensor:
-        STATE.release(one, users)
-        return a
-
-    def reduce(a: torch.Tensor, graph_id: int, one: int) -> torch.Tensor:
-        STATE.reduce(one, a)
-        return a.new_empty(0)
-
     kernels = {
         "allgather_param": lambda a, graph_id, one, dtype=None: STATE.gather(one, dtype),
-        "wait_allgather": wait,
-        "release_param": release,
-        "reduce_grad": reduce,
+        "wait_allgather": lambda a, graph_id, one: STATE.wait(one) or a,
+        "release_param": lambda a, graph_id, one, users: STATE.release(one, users) or a,
+        "reduce_grad": lambda a, graph_id, one: STATE.reduce(one, a) or a.new_empty(0),
         "end_backward": lambda deps, graph_id, release_reduce_buckets: STATE.flush(),
     }
     for name, kernel in kernels.items():
         library.impl(name, kernel, "CompositeExplicitAutograd")
     return library
-
-
-Pass = Callable[[fx.GraphModule, bool], object]
-"""Called with a graph of ZeRO-3 and whether it is a backward."""
 
 
 @dataclass
@@ -169,7 +145,7 @@ class Backend:
     """
 
     ids: dict[int, int]
-    graph_pass: Pass
+    graph_pass: Callable[[fx.GraphModule, bool], object]
     listings: list[list[str]] = field(default_factory=list)
 
     def __call__(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:

@@ -12,6 +12,8 @@ Shares nothing with the scheduler, nor with the judges: it reads the fields of t
 """
 
 import heapq
+from functools import cache
+from operator import add, le
 from typing import NamedTuple
 
 from overlap_sched.problem import Kind, Problem
@@ -151,24 +153,12 @@ class _Path(NamedTuple):
 
     def no_later(self, other: "_Path") -> bool:
         """Is this as good as another path to the same set?"""
-        mine, theirs = (self.free_us, self.in_flight), (other.free_us, other.in_flight)
-        return (
-            self.clock_us <= other.clock_us
-            and all(a <= b for a, b in zip(mine[0], theirs[0], strict=True))
-            and all(a[1] <= b[1] for a, b in zip(mine[1], theirs[1], strict=True))
-        )
+        ends = [[*path.free_us, *(end for _, end in path.in_flight)] for path in (self, other)]
+        return self.clock_us <= other.clock_us and all(map(le, *ends))
 
     def end_us(self, collective: int | None) -> float:
         """When the clock can pass a wait."""
         return max([self.clock_us, *(end for u, end in self.in_flight if u == collective)])
-
-
-class _Left(NamedTuple):
-    """What a set leaves to do: compute, time per stream, and the nodes that may run next."""
-
-    compute_us: float
-    stream_us: tuple[float, ...]
-    ready: tuple[int, ...]
 
 
 class _Search:
@@ -181,9 +171,7 @@ class _Search:
         self.everything = (1 << len(problem.nodes)) - 1
         self.groups = sorted({node.group for node in problem.nodes if node.group is not None})
         self.stream = [-1 if node.group is None else self.groups.index(node.group) for node in problem.nodes]
-        self._live = {0: self.facts.inputs_bytes}
-        self._left: dict[int, _Left] = {}
-        self._completes: dict[int, bool] = {self.everything: True}
+        self.left, self.live_bytes, self.completes = cache(self._left), cache(self._live_bytes), cache(self._completes)
 
     def next(self, done: int, path: _Path) -> list[int]:
         """The nodes to try: all that are ready and fit; or one alone that takes neither time nor memory.
@@ -191,7 +179,7 @@ class _Search:
         Such a node may as well run now: it only lets go of memory, and lets others run.
         """
         live = self.live_bytes(done)
-        fits = [v for v in self.left(done).ready if live + self.facts.takes_bytes[v] <= self.limit_bytes]
+        fits = [v for v in self.left(done)[2] if live + self.facts.takes_bytes[v] <= self.limit_bytes]
         for v in fits:
             still = self.stream[v] < 0 and self.after(v, done, path).clock_us == path.clock_us
             if still and self.facts.takes_bytes[v] == 0:
@@ -216,44 +204,36 @@ class _Search:
 
     def bound_us(self, done: int, path: _Path) -> float:
         """No order that begins so ends sooner: all compute, all of each stream, the longest path from here."""
-        left = self.left(done)
-        least = path.clock_us + left.compute_us
-        for free, us in zip(path.free_us, left.stream_us, strict=True):
-            least = max(least, free + us)
-        for v in left.ready:
+        compute_us, stream_us, ready = self.left(done)
+        least = max([path.clock_us + compute_us, *map(add, path.free_us, stream_us)])
+        for v in ready:
             k = self.stream[v]
             begin = path.free_us[k] if k >= 0 else path.end_us(self.nodes[v].collective)
             least = max(least, begin + self.facts.bottom_level_us[v], path.clock_us + self.facts.launched_us[v])
         return least
 
-    def left(self, done: int) -> _Left:
-        """See :class:`_Left`."""
-        if done not in self._left:
-            compute, streams, ready = 0.0, [0.0] * len(self.groups), []
-            for v, node in enumerate(self.nodes):
-                if done >> v & 1:
-                    continue
-                if self.stream[v] >= 0:
-                    streams[self.stream[v]] += node.time_us
-                elif node.kind is not Kind.WAIT:
-                    compute += node.time_us
-                if not self.facts.need[v] & ~done:
-                    ready.append(v)
-            self._left[done] = _Left(compute, tuple(streams), tuple(ready))
-        return self._left[done]
+    def _left(self, done: int) -> tuple[float, list[float], list[int]]:
+        """What a set leaves to do: compute, time per stream, and the nodes that may run next."""
+        compute, streams, ready = 0.0, [0.0] * len(self.groups), []
+        for v, node in enumerate(self.nodes):
+            if done >> v & 1:
+                continue
+            if self.stream[v] >= 0:
+                streams[self.stream[v]] += node.time_us
+            elif node.kind is not Kind.WAIT:
+                compute += node.time_us
+            if not self.facts.need[v] & ~done:
+                ready.append(v)
+        return compute, streams, ready
 
-    def live_bytes(self, done: int) -> int:
+    def _live_bytes(self, done: int) -> int:
         """What is live between two steps."""
-        if done not in self._live:
-            kept = sum(bytes_ for v, bytes_ in enumerate(self.facts.keeps_bytes) if done >> v & 1)
-            freed = sum(size for users, size in self.facts.dying if not users & ~done)
-            self._live[done] = self.facts.inputs_bytes + kept - freed
-        return self._live[done]
+        kept = sum(bytes_ for v, bytes_ in enumerate(self.facts.keeps_bytes) if done >> v & 1)
+        freed = sum(size for users, size in self.facts.dying if not users & ~done)
+        return self.facts.inputs_bytes + kept - freed
 
-    def completes(self, done: int) -> bool:
+    def _completes(self, done: int) -> bool:
         """Does all that has not run fit as it is listed?"""
-        if done not in self._completes:
-            v = (~done & done + 1).bit_length() - 1  # the first that has not run
-            fits = self.live_bytes(done) + self.facts.takes_bytes[v] <= self.limit_bytes
-            self._completes[done] = fits and self.completes(done | 1 << v)
-        return self._completes[done]
+        v = (~done & done + 1).bit_length() - 1  # the first that has not run
+        fits = done == self.everything or self.live_bytes(done) + self.facts.takes_bytes[v] <= self.limit_bytes
+        return fits and (done == self.everything or self.completes(done | 1 << v))

@@ -10,7 +10,8 @@ import random
 from pathlib import Path
 from typing import NamedTuple
 
-from overlap_sched import Group, Kind, Node, Problem, Storage
+from overlap_sched import Group, Problem
+from tests.support.graphs import Maker, Value
 
 MIB = 2**20
 SEEDS = range(288)
@@ -80,38 +81,21 @@ def small_step(seed: int) -> tuple[Problem, int]:
 
 def made(name: str, step: Step) -> Problem:
     """The graph: layer by layer forward, then backward."""
-    nodes: list[Node] = []
-    storages: list[Storage] = []
+    make = Maker()
     scatter_group = "gathers" if step.streams == 1 else "scatters"
 
-    def new(size: int, pinned: bool = False) -> int:
-        storages.append(Storage(size * MIB, pinned))
-        return len(storages) - 1
+    def launched(title: str, source: Value, size: int, us: float, group: str, op: str) -> Value:
+        larger = max(size * MIB, make.storages[source[1]].bytes)
+        return make.launched(title, source, size * MIB, us, op, group, f"{title}.w", larger)
 
-    def add(node: Node) -> int:
-        nodes.append(node._replace(deps=tuple(sorted(set(node.deps)))))
-        return len(nodes) - 1
-
-    def launched(title: str, source: tuple[int, int], size: int, us: float, group: str, op: str) -> tuple[int, int]:
-        out = new(size)
-        larger = max(size, storages[source[1]].bytes // MIB) * MIB
-        launch = add(Node(title, Kind.COLLECTIVE, (source[0],), (out,), (source[1],), us, op, group, bytes=larger))
-        return add(Node(f"{title}.w", Kind.WAIT, (launch,), (), (source[1], out), collective=launch)), out
-
-    def compute(title: str, us: float, size: int, *used: tuple[int, int]) -> tuple[int, int]:
-        out = new(size)
-        ids, read = tuple(v for v, _ in used), tuple(dict.fromkeys(s for _, s in used))
-        return add(Node(title, Kind.COMPUTE, ids, (out,), read, us, "aten.mm.default", flops=10**6)), out
-
-    def given(title: str, size: int, pinned: bool) -> tuple[int, int]:
-        s = new(size, pinned)
-        return add(Node(title, Kind.INPUT, (), (s,))), s
+    def compute(title: str, us: float, size: int, *used: Value) -> Value:
+        return make.compute(title, us, size * MIB, *used, op="aten.mm.default", flops=10**6)
 
     layers = range(len(step.weights))
-    acts = [given("x", step.acts[0], False)]
-    shards = [given(f"s{k}", max(step.weights[k] // 8, 1), True) for k in layers]
+    acts = [make.given("x", step.acts[0] * MIB)]
+    shards = [make.given(f"s{k}", max(step.weights[k] // 8, 1) * MIB, pinned=True) for k in layers]
 
-    def gathered(k: int, phase: str) -> tuple[int, int]:
+    def gathered(k: int, phase: str) -> Value:
         op = "all_gather_into_tensor"
         return launched(f"{phase}g{k}", shards[k], step.weights[k], step.gathers[k], "gathers", op)
 
@@ -127,6 +111,4 @@ def made(name: str, step: Step) -> Problem:
         kept.append(launched(f"rs{k}", full, shard, step.scatters[k], scatter_group, "reduce_scatter_tensor"))
         if not step.input_first:
             grad = compute(f"dx{k}", step.input_grads[k], step.acts[k], weight, before)
-    ends = [grad, *kept]
-    add(Node("output", Kind.OUTPUT, tuple(v for v, _ in ends), (), tuple(s for _, s in ends)))
-    return Problem(name, tuple(nodes), tuple(storages), {g: Group(8, True) for g in ("gathers", scatter_group)})
+    return make.problem(name, [grad, *kept], {g: Group(8, True) for g in ("gathers", scatter_group)})

@@ -183,14 +183,6 @@ class Adversary(fx.Interpreter):
         self.timing = timing
         self.late: dict[int, list[Callable[[], object]]] = {}
 
-    def launched_before(self, out: torch.Tensor, source: torch.Tensor) -> None:
-        """An earlier graph has launched the collective that sums up one input of this graph into another."""
-        if self.timing == "eager":
-            out.copy_(source * RANKS)
-        else:
-            out.fill_(float("nan"))
-            self.late[out.untyped_storage()._cdata] = [lambda: out.copy_(source * RANKS)]
-
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if getattr(target, "namespace", "") == "_c10d_functional":
             names = [argument.name for argument in target._schema.arguments if not argument.kwarg_only]
@@ -268,20 +260,11 @@ MOVES: dict[Any, Callable[..., Any]] = {
 }
 
 
-def outcome(gm: fx.GraphModule, timing: Timing, in_flight: bool = False) -> list[torch.Tensor]:
-    """All that a run can be seen to do: its results, and what it left in its inputs.
-
-    Args:
-        gm: What is run.
-        timing: When the network moves its data.
-        in_flight: Whether the first input is what an earlier graph's collective makes of the second one.
-    """
+def outcome(gm: fx.GraphModule, timing: Timing) -> list[torch.Tensor]:
+    """All that a run can be seen to do: its results, and what it left in its inputs."""
     inputs = tensors(gm)
     torch.manual_seed(7)
-    adversary = Adversary(gm, timing)
-    if in_flight:
-        adversary.launched_before(*inputs[:2])
-    results = adversary.run(*inputs)
+    results = Adversary(gm, timing).run(*inputs)
     return [*torch.utils._pytree.tree_leaves(results), *inputs]
 
 

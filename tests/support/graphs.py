@@ -4,13 +4,56 @@ A graph is grown from a list of steps. Every choice is an index taken modulo wha
 that any list of integers gives a valid graph and a shorter or smaller one a simpler graph.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from hypothesis import strategies as st
 
 from overlap_sched.problem import Group, Kind, MemoryModel, Node, Problem, Storage
 
 STEPS = ("compute", "view", "gather", "reduce", "coalesced", "wait", "mutate", "outside", "source", "dead")
+Value = tuple[int, int]
+"""A node, and the storage of what it gives."""
+
+
+class Maker:
+    """Adds nodes and storages one by one."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self.storages: list[Storage] = []
+
+    def storage(self, nbytes: int, pinned: bool = False) -> int:
+        self.storages.append(Storage(nbytes, pinned))
+        return len(self.storages) - 1
+
+    def add(self, node: Node) -> int:
+        self.nodes.append(node._replace(deps=tuple(sorted(set(node.deps)))))
+        return len(self.nodes) - 1
+
+    def given(self, name: str, nbytes: int, pinned: bool = False) -> Value:
+        s = self.storage(nbytes, pinned)
+        return self.add(Node(name, Kind.INPUT, (), (s,))), s
+
+    def compute(self, name: str, us: float, nbytes: int, *used: Value, **more: Any) -> Value:
+        s, use = self.storage(nbytes), tuple(dict.fromkeys(taken for _, taken in used))
+        return self.add(Node(name, Kind.COMPUTE, tuple(v for v, _ in used), (s,), use, us, **more)), s
+
+    def launched(
+        self, name: str, source: Value, nbytes: int, us: float, op: str, group: str, wait: str, larger: int = 0
+    ) -> Value:
+        """Launch and wait."""
+        (v, taken), s = source, self.storage(nbytes)
+        launch = self.add(Node(name, Kind.COLLECTIVE, (v,), (s,), (taken,), us, op, group, bytes=larger))
+        return self.add(Node(wait, Kind.WAIT, (launch,), (), (taken, s), collective=launch)), s
+
+    def problem(self, name: str, ends: Sequence[Value], groups: Mapping[str, Group]) -> Problem:
+        """All of it, with an output of these."""
+        self.add(Node("output", Kind.OUTPUT, tuple(v for v, _ in ends), (), tuple(s for _, s in ends)))
+        return Problem(name, tuple(self.nodes), tuple(self.storages), groups)
+
+
 SIZES = (0, 1, 2, 4, 8, 2**40)
 TIMES_US = (0.0, 1.0, 2.0, 5.0, 10.0, 1e9)
 

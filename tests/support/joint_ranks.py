@@ -22,7 +22,6 @@ import overlap_sched
 from overlap_sched import Options
 from overlap_sched.distributed import shard
 from overlap_sched.inductor import partitioning
-from overlap_sched.inductor.partitioning import clear_partitions
 from tests.support.ranks import save_found
 
 WIDTH = 32
@@ -66,19 +65,6 @@ class Tied(nn.Module):
         return functional.linear(self.blocks(functional.linear(x, self.weight)), self.weight)
 
 
-class Broken(nn.Module):
-    """Two graphs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = blocks(), blocks()
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x)
-        torch._dynamo.graph_break()
-        return self.second(x)
-
-
 class Checkpointed(nn.Module):
     """A checkpoint with random numbers in it."""
 
@@ -104,7 +90,7 @@ def dropping() -> nn.Sequential:
 def step(model: nn.Module, rows: int = 64, backend: Any = overlap_sched.backend, **how: Any) -> list[Tensor]:
     """One step of a copy, compiled anew: the result, gradients and buffers. ``how``: as of ``enabled``."""
     torch.compiler.reset()
-    clear_partitions()
+    partitioning._partitions.clear()
     model, dynamic = copy.deepcopy(model).train(), how.pop("dynamic", None)
     torch.manual_seed(1)
     given = torch.randn(rows, WIDTH, requires_grad=True)
@@ -115,60 +101,44 @@ def step(model: nn.Module, rows: int = 64, backend: Any = overlap_sched.backend,
     return [made.detach(), *(g for g in grads if g is not None), *model.buffers()]
 
 
-def one(number: int = 2, **how: Any) -> dict[str, Any]:
-    """Compile anew, one step."""
-    torch.compiler.reset()
-    partitioning.clear_partitions()
-    torch.manual_seed(0)
-    model = blocks(number=number)
-    for block in model:
-        shard(block, init_device_mesh("cpu", (dist.get_world_size(),)))
-    given = torch.randn(64, WIDTH, generator=torch.Generator().manual_seed(dist.get_rank()))
-    least = Options(effort=1)  # it is cuts that are looked at, not orders
-    with overlap_sched.enabled(least, timeout_s=60.0, **how), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        made = torch.compile(model, backend=overlap_sched.backend)(given)
-        made.square().sum().backward()
-    grads = [p.grad.to_local() for p in model.parameters() if p.grad is not None]
-    found = [part.found for part in partitioning.partitions() if part.found is not None]
-    return {
-        "results": [made.detach(), *grads],
-        "again": [sorted(part.best.marks.again) for part in found],
-        "kept": [sorted(part.best.marks.kept) for part in found],
-        "reasons": [part.reason for part in partitioning.partitions()],
-    }
-
-
 class Logging(nn.Module):
-    """Two blocks; what is logged makes another graph."""
+    """Some blocks; what is logged makes another graph."""
 
-    def __init__(self) -> None:
+    def __init__(self, number: int) -> None:
         super().__init__()
-        self.blocks = blocks(number=3)
+        self.blocks = blocks(number=number)
 
     def forward(self, x: Tensor, log: bool) -> tuple[Tensor, ...]:
         x = self.blocks(x)
         return (x, x.std()) if log else (x,)
 
 
-def one_compiles_again(log: bool, backend: Any = overlap_sched.backend) -> list[Tensor]:
-    """Three steps in which gathers are kept; for the second, rank 0 alone compiles another graph, or another batch."""
+def one(number: int = 2, alone: str = "", backend: Any = overlap_sched.backend, **how: Any) -> dict[str, Any]:
+    """Compile anew, one step; or three, for the second of which rank 0 alone compiles another ``batch`` or ``log``."""
     torch.compiler.reset()
+    partitioning._partitions.clear()
     torch.manual_seed(0)
-    model, results = Logging(), list[Tensor]()
+    model, results = Logging(number), list[Tensor]()
     for block in model.blocks:
         shard(block, init_device_mesh("cpu", (dist.get_world_size(),)))
-    with overlap_sched.enabled(Options(effort=1), timeout_s=60.0, memory_limit="200%"), warnings.catch_warnings():
+    least = Options(effort=1)  # it is cuts that are looked at, not orders
+    with overlap_sched.enabled(least, timeout_s=60.0, **how), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         compiled = torch.compile(model, backend=backend, dynamic=False)
-        for turn in range(3):
-            alone = dist.get_rank() == 0 and turn == 1
-            rows = 48 if alone and not log else 64
-            made = compiled(torch.randn(rows, WIDTH, generator=torch.Generator().manual_seed(turn)), log and alone)[0]
+        for turn in range(3 if alone else 1):
+            other = alone if dist.get_rank() == 0 and turn == 1 else ""
+            seed = torch.Generator().manual_seed(turn + dist.get_rank())
+            made = compiled(torch.randn(48 if other == "batch" else 64, WIDTH, generator=seed), other == "log")[0]
             model.zero_grad()
             made.square().sum().backward()
             results += [made.detach(), *(p.grad.to_local() for p in model.parameters() if p.grad is not None)]
-    return results
+    found = [part.found for part in partitioning.partitions() if part.found is not None]
+    return {
+        "results": results,
+        "again": [sorted(part.best.marks.again) for part in found],
+        "kept": [sorted(part.best.marks.kept) for part in found],
+        "reasons": [part.reason for part in partitioning.partitions()],
+    }
 
 
 def found() -> dict[str, Any]:
@@ -183,8 +153,9 @@ def found() -> dict[str, Any]:
     cases["more"] = one(3, memory_limit="200%")  # other launches: what is in force for "less" is not followed
     with broken if rank else nullcontext():
         cases["follows"] = one(memory_limit="80%")
-    for log in (False, True):
-        cases[f"one compiles again, {log}"] = [one_compiles_again(log), one_compiles_again(log, "aot_eager")]
+    for alone in ("batch", "log"):
+        pair = (one(3, alone, backend, memory_limit="200%") for backend in (overlap_sched.backend, "aot_eager"))
+        cases[f"one compiles another {alone}"] = [case["results"] for case in pair]
     return cases
 
 

@@ -13,6 +13,7 @@ from overlap_sched import Group, Kind, Node, Problem, Storage
 from overlap_sched.scheduler.driver import ALL
 from overlap_sched.scheduler.runs import first_run, more_runs, of_chains
 from overlap_sched.scheduler.task import NO_WORK, Candidate, Reference, Stages, Task
+from tests.support.graphs import Maker
 
 # Small forward passes with tensor parallelism, to be listed side by side, and all ways to list them.
 
@@ -33,39 +34,16 @@ def forward(layers: int, compute_us: float = 50.0, tp_us: float = 20.0, gather_u
 
     Every product is saved for the backward pass. No time is hidden by any order: each layer needs the one before it.
     """
-    nodes: list[Node] = []
-    storages: list[Storage] = []
-
-    def new(size: int, pinned: bool = False) -> int:
-        storages.append(Storage(size, pinned))
-        return len(storages) - 1
-
-    def add(node: Node) -> int:
-        nodes.append(node)
-        return len(nodes) - 1
-
-    weights = []
-    for k in range(layers):
-        s = new(1, pinned=True)
-        weights.append((add(Node(f"w{k}", Kind.INPUT, alloc=(s,))), s))
-    held = new(SIZE, pinned=True)
-    v = add(Node("tokens", Kind.INPUT, alloc=(held,)))
-    kept = []
-    for k, (weight, shard) in enumerate(weights):
-        full, product, total, normal = new(8), new(SIZE), new(SIZE), new(SIZE)
-        launch = add(Node(f"gather{k}", Kind.COLLECTIVE, (weight,), (full,), (shard,), gather_us, "gather", "fsdp"))
-        ready = add(Node(f"full{k}", Kind.WAIT, (launch,), (), (shard, full), collective=launch))
-        mm = add(Node(f"mm{k}", Kind.COMPUTE, (ready, v), (product,), (full, held), compute_us, "mm"))
-        add_up = add(Node(f"sum{k}", Kind.COLLECTIVE, (mm,), (total,), (product,), tp_us, "all_reduce", "tp"))
-        done = add(Node(f"done{k}", Kind.WAIT, (add_up,), (), (product, total), collective=add_up))
-        v = add(Node(f"norm{k}", Kind.COMPUTE, (done,), (normal,), (total,), compute_us / 10, "norm"))
-        held = normal
-        kept.append((mm, product))
-    deps = (*(mm for mm, _ in kept), v)
-    uses = (*(product for _, product in kept), held)
-    nodes.append(Node("output", Kind.OUTPUT, deps, (), uses))
+    make = Maker()
+    weights = [make.given(f"w{k}", 1, pinned=True) for k in range(layers)]
+    value, saved = make.given("tokens", SIZE, pinned=True), []
+    for k, weight in enumerate(weights):
+        full = make.launched(f"gather{k}", weight, 8, gather_us, "gather", "fsdp", f"full{k}")
+        saved.append(make.compute(f"mm{k}", compute_us, SIZE, full, value, op="mm"))
+        total = make.launched(f"sum{k}", saved[-1], SIZE, tp_us, "all_reduce", "tp", f"done{k}")
+        value = make.compute(f"norm{k}", compute_us / 10, SIZE, total, op="norm")
     groups = {"fsdp": Group(8, intra_node=False), "tp": Group(8, intra_node=True)}
-    return Problem(f"forward{layers}", tuple(nodes), tuple(storages), groups)
+    return make.problem(f"forward{layers}", [*saved, value], groups)
 
 
 # The graph of a rank that differs, but launches alike: as where rows do not divide by the ranks.
@@ -147,38 +125,17 @@ def best_of_runs(task: Task, reference: Reference, best: Candidate) -> Candidate
 
 def layers(count: int) -> Problem:
     """A backward pass of `count` layers, sharded: gather a weight, two matmuls, scatter the gradient."""
-    nodes: list[Node] = [Node("g", Kind.INPUT, alloc=(0,))]
-    storages = [Storage(4)]
-    kept: list[int] = []
-
-    def new(size: int, pinned: bool = False) -> int:
-        storages.append(Storage(size, pinned))
-        return len(storages) - 1
-
-    def add(
-        name: str, kind: Kind, deps: list[int], alloc: list[int], use: list[int], us: float = 0.0, **more: object
-    ) -> int:
-        nodes.append(Node(name, kind, tuple(deps), tuple(alloc), tuple(use), us, **more))  # type: ignore[arg-type]
-        return len(nodes) - 1
-
-    weights = [(add(f"w{k}", Kind.INPUT, [], [s := new(1, True)], []), s) for k in range(count)]
-    acts = [(add(f"x{k}", Kind.INPUT, [], [s := new(4)], []), s) for k in range(count)]
-    grad, gs = 0, 0
-    grads = []
-    for k, ((w, ws), (x, xs)) in enumerate(zip(weights, acts, strict=True)):
-        full, dx, dw, ds = new(8), new(4), new(8), new(1)
-        launch = add(f"gather{k}", Kind.COLLECTIVE, [w], [full], [ws], 30.0, op="all_gather_into_tensor", group="fsdp")
-        ready = add(f"full{k}", Kind.WAIT, [launch], [], [ws, full], collective=launch)
-        dgrad = add(f"dgrad{k}", Kind.COMPUTE, [ready, grad], [dx], [full, gs], 40.0)
-        wgrad = add(f"wgrad{k}", Kind.COMPUTE, [x, grad], [dw], [xs, gs], 40.0)
-        scatter = add(
-            f"scatter{k}", Kind.COLLECTIVE, [wgrad], [ds], [dw], 30.0, op="reduce_scatter_tensor", group="fsdp"
-        )
-        grads.append(add(f"grad{k}", Kind.WAIT, [scatter], [], [dw, ds], collective=scatter))
-        kept.append(ds)
-        grad, gs = dgrad, dx
-    add("output", Kind.OUTPUT, [grad, *grads], [], [gs, *kept])
-    return Problem(f"layers{count}", tuple(nodes), tuple(storages), {"fsdp": Group(8, True)})
+    make = Maker()
+    grad, scattered = make.given("g", 4), []
+    weights = [make.given(f"w{k}", 1, pinned=True) for k in range(count)]
+    acts = [make.given(f"x{k}", 4) for k in range(count)]
+    for k in range(count):
+        full = make.launched(f"gather{k}", weights[k], 8, 30.0, "all_gather_into_tensor", "fsdp", f"full{k}")
+        passed = make.compute(f"dgrad{k}", 40.0, 4, full, grad)
+        own = make.compute(f"wgrad{k}", 40.0, 8, acts[k], grad)
+        scattered.append(make.launched(f"scatter{k}", own, 1, 30.0, "reduce_scatter_tensor", "fsdp", f"grad{k}"))
+        grad = passed
+    return make.problem(f"layers{count}", [grad, *scattered], {"fsdp": Group(8, True)})
 
 
 def large_layers(count: int, times: int = 1) -> Problem:

@@ -125,7 +125,6 @@ def _argument(argument: Any, shape: str, optional: bool, flag: bool) -> Any:
 
 
 def _tensor(name: str, shape: str) -> Tensor:
-    channels = any(part in name for part in _CHANNELS)
     if name in _INDICES:
         return torch.zeros(3, dtype=torch.int64)
     if shape in ("integer", "boolean"):
@@ -138,7 +137,7 @@ def _tensor(name: str, shape: str) -> Tensor:
         return torch.full((3, 3), 0.1) + 0.5 * torch.eye(3)  # symmetric and positive definite
     sizes: dict[str, tuple[int, ...]] = {
         "vector": (3,), "row": (2, 3, 3), "scalar": (), "image": (1, 3, 4, 4), "volume": (1, 3, 4, 4, 4),
-        "channels": (3,) if channels else (2, 3, 4, 4),
+        "channels": (3,) if any(part in name for part in _CHANNELS) else (2, 3, 4, 4),
         "kernel": (3, 3, 3, 3) if name == "weight" else (3,) if name == "bias" else (1, 3, 5, 5),
     }  # fmt: skip
     return torch.rand(sizes[shape]) * 0.8 + 0.1
@@ -205,19 +204,14 @@ def run_all(ops: Sequence[OpOverload]) -> tuple[dict[str, Seen], list[str]]:
             for line in lines:
                 start, done, seen = json.loads(line)
                 if seen is not None:
-                    found[str(ops[start])] = _joined(found.get(str(ops[start])), Seen(*seen))
+                    one, other = found.get(str(ops[start]), Seen(0, [], [], False)), Seen(*seen)
+                    both = (sorted({*a, *b}) for a, b in ((one.writes, other.writes), (one.returns, other.returns)))
+                    found[str(ops[start])] = Seen(one.runs + other.runs, *both, one.random or other.random)
         os.waitpid(child, 0)
         if not done:
             crashed.append(str(ops[start]))
         start += 1
     return found, crashed
-
-
-def _joined(one: Seen | None, other: Seen) -> Seen:
-    if one is None:
-        return other
-    both = (sorted({*a, *b}) for a, b in ((one.writes, other.writes), (one.returns, other.returns)))
-    return Seen(one.runs + other.runs, *both, one.random or other.random)
 
 
 def unsaid(op: OpOverload, seen: Seen) -> list[str]:

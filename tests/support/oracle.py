@@ -1,7 +1,7 @@
 """Slow and simple truths to hold the code against; nothing here is shared with what is tested."""
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -84,7 +84,7 @@ def peak_by_definition(problem: Problem, order: list[int]) -> list[int]:
     return live
 
 
-def step_by_definition(problem: Problem, order: list[int]) -> float:
+def step_by_definition(problem: Problem, order: Sequence[int]) -> float:
     """Step time: when the compute stream comes to each position, and when each launch has finished on its stream."""
     nodes = [problem.nodes[v] for v in order]
     position = {v: at for at, v in enumerate(order)}

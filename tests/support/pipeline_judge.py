@@ -1,37 +1,17 @@
 """What a schedule of a pipeline takes, and whether its sends can hang: shares only the data with what it judges."""
 
-from bisect import bisect_left, bisect_right
 from collections import defaultdict, deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from graphlib import TopologicalSorter
-from itertools import accumulate
-from typing import Literal
+from itertools import count
+from typing import Literal, NamedTuple
 
-from overlap_sched.pipeline.action import (
-    RECEIVES,
-    SENDS,
-    Action,
-    ActionKind,
-    Item,
-    Pair,
-    PipelineSchedule,
-    parts,
-)
-from overlap_sched.pipeline.job import PipelineBlock, PipelineJob
+from overlap_sched.pipeline.action import BACKWARDS, RECEIVES, SENDS, Action, ActionKind, Item, PipelineSchedule, parts
+from overlap_sched.pipeline.job import PipelineJob
 from overlap_sched.pipeline.judge import Event, event_graph
 
-# Times and memory of a valid schedule, from its graph of events and from one list of live bytes per rank.
 
-
-_Where = dict[Action, tuple[int, int]]
-_Times = dict[Event, tuple[float, float]]
-_Together = dict[Action, tuple[PipelineBlock | None, bool]]
-"""Of actions in pairs: what is known of the pair, and whether it is counted here."""
-
-
-@dataclass(frozen=True)
-class JudgedPipeline:
+class JudgedPipeline(NamedTuple):
     """A schedule as the judge sees it; tuples are indexed by rank.
 
     Attributes:
@@ -49,147 +29,88 @@ class JudgedPipeline:
     peaks: tuple[tuple[int, float], ...]
 
 
+_Times = dict[Event, tuple[float, float]]
+
+
 def measure_pipeline(job: PipelineJob, schedule: PipelineSchedule) -> JudgedPipeline:
     """Judge a valid schedule (:func:`~overlap_sched.pipeline.judge.violation`)."""
-    graph = event_graph(job, schedule)
-    times: dict[Event, tuple[float, float]] = {}
+    graph, times = event_graph(job, schedule), _Times()
     for event in TopologicalSorter({event: before for event, (_, before) in graph.items()}).static_order():
         time_us, before = graph[event]
         start = max([0.0, *(times[earlier][1] for earlier in before)])
         times[event] = start, start + time_us
     spans = tuple(tuple(times[rank, k] for k in range(len(order))) for rank, order in enumerate(schedule.orders))
-    reduces = [[parts(item)[0].kind is ActionKind.REDUCE for item in order] for order in schedule.orders]
-    busy = tuple(
-        sum(end - start for (start, end), reduce in zip(one, apart, strict=True) if not reduce)
-        for one, apart in zip(spans, reduces, strict=True)
-    )
-    where = _where(schedule)
-    exposed = tuple(_exposed_us(job, schedule, rank, times, where) for rank in range(job.ranks))
+    own = {
+        action: spans[r][k]
+        for r, order in enumerate(schedule.orders)
+        for k, i in enumerate(order)
+        for action in parts(i)
+    }
+    busy, exposed = [0.0] * job.ranks, [0.0] * job.ranks
+    for rank, order in enumerate(schedule.orders):
+        ended = last = 0.0
+        for item, (start, end) in zip(order, spans[rank], strict=True):
+            last = max(last, end)
+            if parts(item)[0].kind is not ActionKind.REDUCE:
+                made = [own[maker][1] for action in parts(item) if (maker := _maker(job, action, own)) is not None]
+                exposed[rank] += start - max([ended, *made])  # idle, though all has been made
+                busy[rank] += end - start
+                ended = end
+        exposed[rank] += last - ended
+    live: list[list[tuple[float, float, int]]] = [[(0.0, float("inf"), most)] for most in job.static_bytes]
+    for rank, *what in _live(job, schedule, times, own):
+        live[rank].append((what[0], what[1], int(what[2])))
     step = max(end for _, end in times.values())
-    together = {
-        action: (job.pairs.get((item.forward.stage, item.backward.stage)), action == item.forward)
-        for order in schedule.orders
-        for item in order
-        if isinstance(item, Pair)
-        for action in item
-    }
-    peaks = tuple(_peak(list(_live(job, rank, times, where, together))) for rank in range(job.ranks))
-    return JudgedPipeline(spans, step, busy, exposed, peaks)
+    return JudgedPipeline(spans, step, tuple(busy), tuple(exposed), tuple(map(_peak, live)))
 
 
-def _exposed_us(job: PipelineJob, schedule: PipelineSchedule, rank: int, times: _Times, where: _Where) -> float:
-    """Idle time minus what would be idle if transfers and reductions took no time, item by item."""
-    ended, last, exposed = 0.0, 0.0, 0.0
-    for k, item in enumerate(schedule.orders[rank]):
-        start, end = times[rank, k]
-        last = max(last, end)
-        if parts(item)[0].kind is ActionKind.REDUCE:
-            continue
-        made = [times[where[maker]][1] for action in parts(item) if (maker := _maker(job, action, where)) is not None]
-        exposed += start - max([ended, *made])
-        ended = end
-    return exposed + last - ended
-
-
-def _where(schedule: PipelineSchedule) -> _Where:
-    return {
-        action: (rank, k)
-        for rank, order in enumerate(schedule.orders)
-        for k, item in enumerate(order)
-        for action in parts(item)
-    }
-
-
-def _neighbour(job: PipelineJob, stage: int, by: int) -> int | None:
-    """The stage that comes so many behind another on its route."""
-    for route in job.routes:
-        if stage in route.stages:
-            at = route.stages.index(stage) + by
-            return route.stages[at] if 0 <= at < len(route.stages) else None
-    return None
-
-
-def _maker(job: PipelineJob, action: Action, where: _Where) -> Action | None:
+def _maker(job: PipelineJob, action: Action, known: dict[Action, tuple[float, float]]) -> Action | None:
     """The action of another stage whose output is this one's input."""
-    kinds, by = {
-        ActionKind.FORWARD: ((ActionKind.FORWARD,), -1),
-        ActionKind.BACKWARD: ((ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT), 1),
-        ActionKind.INPUT_GRADIENT: ((ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT), 1),
-    }.get(action.kind, ((), 0))
-    stage = _neighbour(job, action.stage, by) if kinds else None
+    stage, kinds = job.needs_from(action), BACKWARDS if action.kind in BACKWARDS else (action.kind,)
     makers = [Action(kind, stage, action.micro_batch) for kind in kinds] if stage is not None else []
-    return next((maker for maker in makers if maker in where), None)
+    return next((maker for maker in makers if maker in known), None)
 
 
 def _live(
-    job: PipelineJob, rank: int, times: _Times, where: _Where, together: _Together
-) -> Iterator[tuple[float, float, int]]:
-    """From when, until when, how many bytes."""
-    for stage in range(len(job.stages)):
-        if job.rank_of[stage] == rank:
-            yield 0.0, float("inf"), job.stages[stage].static_bytes
-    for action, place in where.items():
-        start, end = times[place]
-        on, own, block = (
-            job.rank_of[action.stage] == rank,
-            job.stages[action.stage],
-            job.stages[action.stage].block(action.kind),
-        )
-        if on and block is not None:
-            known, counts = together.get(action, (None, True))
-            yield start, end, block.transient_bytes if known is None else known.transient_bytes * counts
-        if on and action.kind in (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT):
-            yield times[where[action._replace(kind=ActionKind.FORWARD)]][0], end, own.saved_bytes
-        if on and action.kind is ActionKind.WEIGHT_GRADIENT:
-            yield times[where[action._replace(kind=ActionKind.INPUT_GRADIENT)]][1], end, own.kept_bytes
-        maker = _maker(job, action, where)
-        made_of = None if maker is None else job.stages[maker.stage].block(maker.kind)
-        if maker is None or made_of is None:
-            continue
-        made, here = times[where[maker]][1], job.rank_of[maker.stage] == rank
-        if here and on:
-            buffer = made, start, made_of.buffer_bytes
-        elif here:
-            buffer = made, times[maker][1], made_of.buffer_bytes
-        elif on:
-            buffer = times[maker][0], start, made_of.output_bytes
-        else:
-            continue
-        if buffer[0] < buffer[1]:
-            yield buffer
+    job: PipelineJob, schedule: PipelineSchedule, times: _Times, own: dict[Action, tuple[float, float]]
+) -> Iterator[tuple[int, float, float, int]]:
+    """On which rank from when until when are how many bytes."""
+    for rank, order in enumerate(schedule.orders):
+        for item in order:
+            blocks = [job.stages[action.stage].block(action.kind) for action in parts(item)]
+            transient = sum(block.transient_bytes for block in blocks if block is not None)
+            if len(blocks) > 1 and (pair := job.pairs.get((parts(item)[0].stage, parts(item)[1].stage))) is not None:
+                transient = pair.transient_bytes
+            yield rank, *own[parts(item)[0]], transient
+    for action, (start, end) in own.items():
+        kind, s, m = action
+        rank, stage, maker = job.rank_of[s], job.stages[s], _maker(job, action, own)
+        if kind in BACKWARDS:
+            yield rank, own[Action(ActionKind.FORWARD, s, m)][0], end, stage.saved_bytes
+        elif kind is ActionKind.WEIGHT_GRADIENT:
+            yield rank, own[Action(ActionKind.INPUT_GRADIENT, s, m)][1], end, stage.kept_bytes
+        block = None if maker is None else job.stages[maker.stage].block(maker.kind)
+        if maker is not None and block is not None:
+            made, sender = own[maker][1], job.rank_of[maker.stage]
+            over = start if sender == rank else times[maker][1]
+            if made < over:
+                yield sender, made, over, block.buffer_bytes
+            if sender != rank and times[maker][0] < start:
+                yield rank, times[maker][0], start, block.output_bytes
 
 
 def _peak(live: list[tuple[float, float, int]]) -> tuple[int, float]:
-    """The most bytes at any instant at which something begins, counted anew for each of them."""
-    starts, ends = sorted(live), sorted((end, size) for start, end, size in live if end > start)
-    moments = sorted((start, size) for start, end, size in live if end == start)
-    at = [start for start, _, _ in starts]
-    begun = [0, *accumulate(size for start, end, size in starts if end > start)]
-    lasting = [start for start, end, _ in starts if end > start]
-    gone = [0, *accumulate(size for _, size in ends)]
-    over = [end for end, _ in ends]
-    instants = [instant for instant, _ in moments]
-    passing = [0, *accumulate(size for _, size in moments)]
-    best, best_at = -1, 0.0
-    for now in at:
-        count = begun[bisect_right(lasting, now)] - gone[bisect_right(over, now)]
-        count += passing[bisect_right(instants, now)] - passing[bisect_left(instants, now)]
-        if count > best:
-            best, best_at = count, now
-    return best, best_at
-
-
-# Do sends and receives of a schedule match, and can it hang? Ranks are run action by action, without a clock.
+    """The most bytes at any instant at which something begins, counted anew for each, and the first of these."""
+    instants = {start for start, _, _ in live}
+    counts = [
+        (sum(size for start, end, size in live if start <= now < end or start == end == now), -now) for now in instants
+    ]
+    most, at = max(counts)
+    return most, -at
 
 
 Sending = Literal["blocking", "buffered"]
 """``blocking``: a send ends when its receive is reached on the other rank (rendezvous). ``buffered``: at once."""
-
-_SENT_AS = {
-    ActionKind.FORWARD: (ActionKind.SEND_FORWARD, ActionKind.RECEIVE_FORWARD, 1),
-    ActionKind.BACKWARD: (ActionKind.SEND_BACKWARD, ActionKind.RECEIVE_BACKWARD, -1),
-    ActionKind.INPUT_GRADIENT: (ActionKind.SEND_BACKWARD, ActionKind.RECEIVE_BACKWARD, -1),
-}
 
 
 def transfer_violation(job: PipelineJob, schedule: PipelineSchedule, sending: Sending) -> str | None:
@@ -197,56 +118,32 @@ def transfer_violation(job: PipelineJob, schedule: PipelineSchedule, sending: Se
 
     An output for another rank is sent once, behind what makes it, and received in front of what needs it; messages of
     one pair of ranks are received in the order in which they are sent; no ring of ranks that wait for each other.
+    Ranks are run action by action, without a clock.
     """
-    return _unmatched(job, schedule) or _hang(job, schedule, sending)
+    number = count()
+    placed = [(action, rank, next(number)) for rank in range(job.ranks) for action in schedule.actions(rank)]
+    place = {action: at for action, _, at in placed}
+    ways: dict[Action, Action] = {}  # by receive, its send
+    for action in place:
+        to = job.gives_to(action)
+        if to is not None and job.rank_of[to] != job.rank_of[action.stage]:
+            back = action.kind is not ActionKind.FORWARD
+            send = Action(SENDS[back], action.stage, action.micro_batch)
+            receive = Action(RECEIVES[back], to, action.micro_batch)
+            ways[receive] = send
+            users = (Action(kind, to, action.micro_batch) for kind in (BACKWARDS if back else (ActionKind.FORWARD,)))
+            for first, second in ((action, send), *((receive, user) for user in users)):
+                if first in place and second in place and place[second] < place[first]:
+                    return f"{second} comes before {first}"
+    there = sorted((action, rank) for action, rank, _ in placed if action.kind in (*SENDS, *RECEIVES))
+    if there != sorted((end, job.rank_of[end.stage]) for both in ways.items() for end in both):
+        return "sends and receives are not those of what is made, on its rank and once"
+    return _hang(job, schedule, sending, ways)
 
 
-def _way(job: PipelineJob, action: Action) -> tuple[Action, Action] | None:
-    """The send and the receive of what an action makes; ``None``: it stays."""
-    if action.kind not in _SENT_AS:
-        return None
-    send, receive, by = _SENT_AS[action.kind]
-    for route in job.routes:
-        for one, other in zip(route.stages[::by], route.stages[::by][1:], strict=False):
-            if one == action.stage and job.rank_of[one] != job.rank_of[other]:
-                return Action(send, one, action.micro_batch), Action(receive, other, action.micro_batch)
-    return None
-
-
-def _unmatched(job: PipelineJob, schedule: PipelineSchedule) -> str | None:
-    place: dict[Action, tuple[int, int]] = {}
-    for rank, order in enumerate(schedule.orders):
-        for k, item in enumerate(order):
-            for action in parts(item):
-                if action in place:
-                    return f"{action} runs twice, on ranks {place[action][0]} and {rank}"
-                place[action] = (rank, k)
-    wanted: set[Action] = set()
-    for action in list(place):
-        way = _way(job, action)
-        if way is None:
-            continue
-        wanted.update(way)
-        send, receive = way
-        for one in way:
-            if place.get(one, (-1, 0))[0] != job.rank_of[one.stage]:
-                return f"rank {job.rank_of[one.stage]} never runs {one}, for what {action} makes"
-        if place[send] < place[action]:
-            return f"{send} comes before {action}"
-        ahead = action.kind is ActionKind.FORWARD
-        for kind in (ActionKind.FORWARD,) if ahead else (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT):
-            user = Action(kind, receive.stage, receive.micro_batch)
-            if user in place and place[user] < place[receive]:
-                return f"{user} comes before {receive}"
-    extra = [action for action in place if action.kind in (*SENDS, *RECEIVES) and action not in wanted]
-    return f"nothing is sent by {extra[0]}" if extra else None
-
-
-def _hang(job: PipelineJob, schedule: PipelineSchedule, sending: Sending) -> str | None:
-    at = [0] * job.ranks
+def _hang(job: PipelineJob, schedule: PipelineSchedule, sending: Sending, ways: dict[Action, Action]) -> str | None:
+    at, back = [0] * job.ranks, {send: receive for receive, send in ways.items()}
     channels: dict[tuple[int, int], deque[Action]] = defaultdict(deque)
-    ways = {way[1]: way[0] for r in range(job.ranks) for a in schedule.actions(r) if (way := _way(job, a)) is not None}
-    back = {send: receive for receive, send in ways.items()}
 
     def head(rank: int) -> Item | None:
         order = schedule.orders[rank]
@@ -259,7 +156,7 @@ def _hang(job: PipelineJob, schedule: PipelineSchedule, sending: Sending) -> str
             item = head(rank)
             if item is None:
                 continue
-            if isinstance(item, Action) and item.kind in SENDS:
+            if item in back:
                 to = job.rank_of[back[item].stage]
                 if sending == "buffered":
                     channels[rank, to].append(back[item])
@@ -267,13 +164,12 @@ def _hang(job: PipelineJob, schedule: PipelineSchedule, sending: Sending) -> str
                     at[to] += 1
                 else:
                     continue
-            elif isinstance(item, Action) and item.kind in RECEIVES:
+            elif item in ways:
                 waiting = channels[job.rank_of[ways[item].stage], rank]
                 if not waiting:
                     continue
-                if waiting[0] != item:
-                    return f"rank {rank} is at {item}, but what comes next is for {waiting[0]}"
-                waiting.popleft()
+                if waiting.popleft() != item:
+                    return f"rank {rank} is at {item}, but that is not what comes next"
             at[rank] += 1
             moved = True
     stuck = [f"rank {rank} at {head(rank)}" for rank in range(job.ranks) if head(rank) is not None]

@@ -4,7 +4,6 @@ In FOLDER are schedules as CSV files, ``NAME.FORMAT.csv``. Each, and torch's own
 for two steps; losses and weights come into ``FOLDER/rank<r>.pt``.
 """
 
-import copy
 import logging
 import re
 import sys
@@ -16,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
+from torch.nn.functional import mse_loss
 
 from tests.support.ranks import save_found
 
@@ -23,22 +23,11 @@ LAYERS, WIDTH, BATCH, BATCHES = 8, 4, 2, 8
 """Of the model; rows of a micro-batch; micro-batches."""
 
 
-def layers() -> list[nn.Module]:
-    torch.manual_seed(0)
-    return [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(LAYERS)]
-
-
 def stages_of(indices: list[int], count: int) -> list[PipelineStage]:
-    whole, size = layers(), LAYERS // count
-    device = torch.device("cpu")
-    return [
-        PipelineStage(nn.Sequential(*copy.deepcopy(whole[i * size : (i + 1) * size])), i, count, device)
-        for i in indices
-    ]
-
-
-def square(output: Tensor, target: Tensor) -> Tensor:
-    return (output - target).square().mean()
+    torch.manual_seed(0)
+    whole, size = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(LAYERS)], LAYERS // count
+    parts = {i: nn.Sequential(*whole[i * size : (i + 1) * size]) for i in indices}
+    return [PipelineStage(part, i, count, torch.device("cpu")) for i, part in parts.items()]
 
 
 def trained(schedule: Any, stages: list[PipelineStage]) -> dict[str, Any]:
@@ -69,12 +58,12 @@ def found() -> dict[str, Any]:
     results = {}
     for of in (Schedule1F1B, ScheduleGPipe):
         stages = stages_of([rank], dist.get_world_size())
-        results[of.__name__] = trained(of(stages[0], BATCHES, loss_fn=square), stages)
+        results[of.__name__] = trained(of(stages[0], BATCHES, loss_fn=mse_loss), stages)
     for path in sorted(Path(sys.argv[1]).glob("*.csv")):
         name, form, _ = path.name.split(".")
         rows = [set(map(int, re.findall(r"(\d+)F\d", row))) for row in path.read_text().splitlines()]
         stages = stages_of(sorted(rows[rank]), len(set().union(*rows)))
-        schedule = _PipelineScheduleRuntime(stages, BATCHES, loss_fn=square)
+        schedule = _PipelineScheduleRuntime(stages, BATCHES, loss_fn=mse_loss)
         schedule._load_csv(str(path), format=form)
         results[f"{name}.{form}"] = trained(schedule, stages)
     return results

@@ -4,20 +4,10 @@ import random
 import re
 from dataclasses import replace
 
-from overlap_sched.pipeline.action import (
-    Action,
-    ActionKind,
-    Item,
-    Pair,
-    PipelineSchedule,
-    backward,
-    forward,
-    input_gradient,
-    weight_gradient,
-)
+from overlap_sched.pipeline.action import Action, ActionKind, Item, Pair, PipelineSchedule, forward
 from overlap_sched.pipeline.job import PipelineBlock, PipelineJob, PipelineLink, PipelineStage, Route
 from overlap_sched.pipeline.layout import MIRRORED
-from overlap_sched.pipeline.replay import PipelineReplay, with_updates
+from overlap_sched.pipeline.replay import with_updates
 
 
 def uniform(
@@ -80,7 +70,7 @@ def random_job(rng: random.Random, most_stages: int = 5, most_batches: int = 4) 
         tuple(places),
         ranks,
         (Route(tuple(rng.sample(range(count), count)), range(batches)),),
-        PipelineLink(float(rng.randint(0, 3)), rng.choice((float("inf"), 1e6, 2e6))),
+        PipelineLink(float(rng.choice((0, 1, 9))), rng.choice((float("inf"), 1e6, 2e6))),
         {(a, b): PipelineLink(1.0) for a in range(ranks) for b in range(ranks) if rng.random() < 0.2},
         None,
         rng.choice((0.5, 0.75, 1.0, 1.5)),
@@ -93,40 +83,29 @@ def random_job(rng: random.Random, most_stages: int = 5, most_batches: int = 4) 
 
 def random_schedule(job: PipelineJob, rng: random.Random) -> PipelineSchedule:
     """Any valid one: actions of all ranks one after the other, each when what it needs has run."""
-    following = {s: t for route in job.routes for s, t in zip(route.stages, route.stages[1:], strict=False)}
     todo = {forward(route.stages[0], m) for route in job.routes for m in route.micro_batches}
-    ran: set[Action] = set()
     orders: list[list[Item]] = [[] for _ in range(job.ranks)]
-    previous = {t: s for s, t in following.items()}
 
-    def opens(action: Action) -> list[Action]:
-        """What may run because this has run."""
-        _, s, m = action
-        assert m is not None
-        if action == forward(s, m):
-            return [forward(following[s], m)] if s in following else [turn(s, m)]
-        if action == weight_gradient(s, m):
-            return []
-        weights = [weight_gradient(s, m)] if action == input_gradient(s, m) else []
-        return [*weights, *([turn(previous[s], m)] if s in previous else [])]
-
-    def turn(s: int, m: int) -> Action:
-        return input_gradient(s, m) if job.stages[s].splits and rng.random() < 0.5 else backward(s, m)
+    def turn(s: int, m: int | None) -> Action:
+        apart = job.stages[s].splits and rng.random() < 0.5
+        return Action(ActionKind.INPUT_GRADIENT if apart else ActionKind.BACKWARD, s, m)
 
     while todo:
         action = rng.choice(sorted(todo))
-        _, s, m = action
-        assert m is not None
-        backs = [a for a in sorted(todo) if a == backward(a.stage, a.micro_batch or 0)]
-        beside = [a for a in backs if job.rank_of[a.stage] == job.rank_of[s]]
-        item: Item = (
-            Pair(action, rng.choice(beside)) if action == forward(s, m) and beside and rng.random() < 0.5 else action
-        )
-        done = list(item) if isinstance(item, Pair) else [action]
-        orders[job.rank_of[s]].append(item)
+        rank, done = job.rank_of[action.stage], [action]
+        beside = [a for a in sorted(todo) if a.kind is ActionKind.BACKWARD and job.rank_of[a.stage] == rank]
+        if action.kind is ActionKind.FORWARD and beside and rng.random() < 0.5:
+            done.append(rng.choice(beside))
+        orders[rank].append(Pair(*done) if len(done) > 1 else action)
         todo.difference_update(done)
-        ran.update(done)
-        todo.update(one for action in done for one in opens(action))
+        for one in done:  # what may run because this has run
+            to = job.gives_to(one)
+            if one.kind is ActionKind.FORWARD:
+                todo.add(turn(one.stage, one.micro_batch) if to is None else one._replace(stage=to))
+            elif to is not None:
+                todo.add(turn(to, one.micro_batch))
+            if one.kind is ActionKind.INPUT_GRADIENT:
+                todo.add(one._replace(kind=ActionKind.WEIGHT_GRADIENT))
     return with_updates(job, PipelineSchedule("random", tuple(map(tuple, orders))))
 
 
@@ -137,11 +116,3 @@ def swapped(schedule: PipelineSchedule, rng: random.Random) -> PipelineSchedule:
     a, b = rng.sample(range(len(order)), 2)
     order[a], order[b] = order[b], order[a]
     return replace(schedule, orders=(*schedule.orders[:rank], tuple(order), *schedule.orders[rank + 1 :]))
-
-
-def inner_bubble_us(replay: PipelineReplay) -> tuple[float, ...]:
-    """Per rank, the idle time between its first and its last item: what papers on zero bubbles count."""
-    return tuple(
-        max(run.end_us for run in items) - items[0].start_us - busy_us if items else 0.0
-        for items, busy_us in zip(replay.items, replay.busy_us, strict=True)
-    )

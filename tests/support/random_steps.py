@@ -14,8 +14,8 @@ from overlap_sched.errors import RewriteError
 from overlap_sched.fx import lift
 from overlap_sched.fx.dimensions import region_from
 from overlap_sched.fx.dimensions.candidates import fission_of
+from overlap_sched.fx.fitting import batch_fissions
 from overlap_sched.fx.rewrites import alike_of, prepare, rerunnable, rewrite_graph
-from overlap_sched.fx.rewrites.batches import batch_fissions
 from overlap_sched.problem import Group, Kind, Problem
 from overlap_sched.transform.apply import apply
 from overlap_sched.transform.dimension_graph import range_cut

@@ -15,6 +15,7 @@ from overlap_sched.fx.dimensions import region_from
 from overlap_sched.fx.dimensions.candidates import fission_of
 from overlap_sched.fx.rewrites import prepare
 from overlap_sched.problem import Group, Problem
+from overlap_sched.problem.precedence import find_reachable
 from overlap_sched.transform.dimension_graph import Cut, cuts_of
 from overlap_sched.transform.rewrites import Bucket, Fission, Keep, Regather, Rewrite, Stream
 from tests.support.fx_graphs import C10D, RANKS, gather, recomputed, scatter, trace, wait, whole_step
@@ -169,10 +170,20 @@ def cast(a: Tensor, b: Tensor, c: Tensor) -> list[Tensor]:
     return [wait(scatter(z.t() @ y)), z @ held, (again * 2.0).view(-1), wide + 1.0, half * 3.0]
 
 
+def by_keyword(gm: fx.GraphModule) -> fx.GraphModule:
+    """The same graph, its collectives called with names for all arguments; of every second one but for the first."""
+    for at, node in enumerate(n for n in gm.graph.nodes if str(n.target).startswith("_c10d_functional")):
+        first = at // 2 % 2
+        names = [argument.name for argument in node.target._schema.arguments]
+        node.kwargs = dict(zip(names[first:], node.args[first:], strict=True))
+        node.args = node.args[:first]
+    return gm
+
+
 GRAPHS: dict[str, Callable[[], fx.GraphModule]] = {
     "mixed": lambda: trace(mixed, (4, 8), (2, 8), (8, 8), (4, 4)),
     "hazards": lambda: trace(hazards, (4, 8), (4, 8)),
-    "twice": lambda: trace(twice, (4, 8), (4, 8)),
+    "twice": lambda: by_keyword(trace(twice, (4, 8), (4, 8))),
     "cast": lambda: trace(cast, (4, 8), (4, 8), (4, 8)),
     "whole": whole_step,
     "recomputed": recomputed,
@@ -263,10 +274,11 @@ def check_equal(
 
 def ancestors(problem: Problem) -> dict[str, list[str]]:
     """Per node all that must run before it."""
-    found: list[set[int]] = []
-    for before in problem.predecessors:
-        found.append(set(before).union(*(found[u] for u in before)))
-    return {node.name: sorted(problem.nodes[u].name for u in found[v]) for v, node in enumerate(problem.nodes)}
+    before = problem.predecessors.__getitem__
+    return {
+        node.name: sorted(problem.nodes[u].name for u in find_reachable([v], before))
+        for v, node in enumerate(problem.nodes)
+    }
 
 
 def described(graph: fx.Graph) -> list[tuple[Any, ...]]:

@@ -6,60 +6,36 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from overlap_sched import Group, Kind, Node, Problem, Storage
+from overlap_sched import Group, Kind, Node, Problem
 from overlap_sched.cost.model import Collective, Compute
 from overlap_sched.judge.validate import violation
 from overlap_sched.problem import FINISH, LAUNCH
 from overlap_sched.transform.apply import apply
 from overlap_sched.transform.plan import Plan
 from overlap_sched.transform.prices import Prices
+from tests.support.graphs import Maker, Value
 from tests.support.oracle import peak_by_definition, step_by_definition
 
 # Whole steps whose weights are gathered for the forward and again, cast anew, for the backward; as problems.
 
 
+RANKS = 4
 CAST = "prims.convert_element_type.default"
 
 
-class _Maker:
-    def __init__(self) -> None:
-        self.nodes: list[Node] = []
-        self.storages: list[Storage] = []
-
-    def storage(self, nbytes: int, pinned: bool = False) -> int:
-        self.storages.append(Storage(nbytes, pinned))
-        return len(self.storages) - 1
-
-    def add(self, node: Node) -> int:
-        self.nodes.append(node._replace(deps=tuple(sorted(set(node.deps)))))
-        return len(self.nodes) - 1
-
-    def given(self, name: str, nbytes: int, pinned: bool = False) -> tuple[int, int]:
-        """An input: its node, and its storage."""
-        s = self.storage(nbytes, pinned)
-        return self.add(Node(name, Kind.INPUT, (), (s,))), s
-
-    def collective(
-        self, name: str, op: str, source: tuple[int, int], result_bytes: int, larger: int, waits: str = ""
-    ) -> tuple[int, int]:
-        """Launch and wait: the wait, and the storage of the result."""
-        dep, taken = source
-        result = self.storage(result_bytes)
+class _Maker(Maker):
+    def collective(self, name: str, op: str, source: Value, result_bytes: int, larger: int, waits: str = "") -> Value:
         us = PRICES.collective_us(op, larger, Group(RANKS, True))
-        launch = self.add(Node(name, Kind.COLLECTIVE, (dep,), (result,), (taken,), us, op, "fsdp", bytes=larger))
-        wait = Node(waits or f"{name}_wait", Kind.WAIT, (launch,), (), (taken, result), collective=launch)
-        return self.add(wait), result
+        return self.launched(name, source, result_bytes, us, op, "fsdp", waits or f"{name}_wait", larger)
 
-    def gathered(self, name: str, shard: tuple[int, int], nbytes: int) -> tuple[int, int]:
+    def gathered(self, name: str, shard: Value, nbytes: int) -> Value:
         """Cast, gathered and waited for: the wait, and the storage of the result."""
         cast, full = self.storage(nbytes), nbytes * RANKS
         v = self.add(Node(f"cast{name}", Kind.COMPUTE, (shard[0],), (cast,), (shard[1],), 0.5, CAST))
         return self.collective(f"gather{name}", "all_gather_into_tensor", (v, cast), full, full, f"wait{name}")
 
-    def problem(self, name: str, ends: Sequence[tuple[int, int]]) -> Problem:
-        """All of it, with an output of these."""
-        self.add(Node("output", Kind.OUTPUT, tuple(v for v, _ in ends), (), tuple(s for _, s in ends)))
-        return Problem(name, tuple(self.nodes), tuple(self.storages), {"fsdp": Group(RANKS, True)})
+
+FSDP = {"fsdp": Group(RANKS, True)}
 
 
 def whole_step(
@@ -91,7 +67,7 @@ def whole_step(
         deps, use = (weight[0], grad[0], acts[k][0]), (weight[1], grad[1], acts[k][1])
         layer = Node(f"backward{k}", Kind.COMPUTE, deps, (s, temporary), use, compute_us, "aten.mm.default")
         grad = (make.add(layer), s)
-    return make.problem("step", [grad])
+    return make.problem("step", [grad], FSDP)
 
 
 @st.composite
@@ -138,7 +114,6 @@ def _index(name: str) -> int:
     return int(name.rsplit("_", 1)[1])
 
 
-RANKS = 4
 LATENCY_US, US_PER_BYTE, COPY_US_PER_BYTE = 10.0, 0.25, 0.01
 
 
@@ -236,7 +211,7 @@ def sharded(sizes: Sequence[Sequence[int]], compute_us: float = 30.0, reduces: b
             v = make.add(Node(f"norm{k}", Kind.COMPUTE, (grad[0],), (norm,), (grad[1],), 2.0, "aten.sum"))
             ends.append(make.collective(f"reduce{k}", "all_reduce", (v, norm), 4, 4))
         grad = (dgrad, passed)
-    return make.problem("sharded", [*ends, grad])
+    return make.problem("sharded", [*ends, grad], FSDP)
 
 
 @st.composite

@@ -10,35 +10,21 @@ The three hundred graphs, measured: the scheduler at headroom 0 beside the true 
 import json
 import random
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import peak_memory
-from overlap_sched.problem import Group, Kind, Node, Problem, Storage
+from overlap_sched.problem import Group, Kind, Node, Problem
 from overlap_sched.scheduler.driver import schedule
 from tests.support.exact_search import shortest_step
+from tests.support.graphs import Maker
 
 SEEDS = range(300)
 MOST_NODES = 25
 MIB = 2**20
-
-
-@dataclass
-class _Growing:
-    """A graph that grows node by node; ids are returned for later nodes to refer to."""
-
-    nodes: list[Node] = field(default_factory=list)
-    storages: list[Storage] = field(default_factory=list)
-
-    def storage(self, mib: int, pinned: bool = False) -> int:
-        self.storages.append(Storage(mib * MIB, pinned))
-        return len(self.storages) - 1
-
-    def add(self, name: str, kind: Kind, **fields: object) -> int:
-        self.nodes.append(Node(f"{name}{len(self.nodes)}", kind, **fields))  # type: ignore[arg-type]
-        return len(self.nodes) - 1
 
 
 @dataclass(frozen=True)
@@ -55,13 +41,16 @@ class _Builder:
 
     def __init__(self, seed: int) -> None:
         self.draw = random.Random(seed)
-        self.graph = _Growing()
+        self.graph = Maker()
         self.compute_us = self.draw.choice((20, 40, 80))
         self.comm_us = self.draw.choice((10, 20, 40, 80))  # from well hidden to network bound
         self.groups = ("dp", "tp", "ep")[: self.draw.choice((1, 2, 2, 3))]
         self.late_waits = self.draw.random() < 0.3  # reductions are waited for at the end of the graph
         self.in_flight: list[tuple[int, _Value, _Value]] = []
         self.results: list[_Value] = []
+
+    def add(self, name: str, kind: Kind, **fields: Any) -> int:
+        return self.graph.add(Node(f"{name}{len(self.graph.nodes)}", kind, **fields))
 
     def us(self, mean: int) -> float:
         return float(max(1, round(mean * self.draw.choice((0.25, 0.5, 1, 1, 1.5, 3)))))
@@ -70,21 +59,21 @@ class _Builder:
         return self.draw.choice((1, 2, 4, 4, 8, 8, 16))
 
     def input(self, name: str, mib: int, pinned: bool) -> _Value:
-        s = self.graph.storage(mib, pinned)
-        return _Value(self.graph.add(name, Kind.INPUT, alloc=(s,)), s, mib)
+        s = self.graph.storage(mib * MIB, pinned)
+        return _Value(self.add(name, Kind.INPUT, alloc=(s,)), s, mib)
 
     def compute(self, name: str, *values: _Value, mib: int | None = None) -> _Value:
         mib = self.mib() if mib is None else mib
-        s = self.graph.storage(mib)
-        v = self.graph.add(
+        s = self.graph.storage(mib * MIB)
+        v = self.add(
             name, Kind.COMPUTE, deps=tuple(sorted({value.node for value in values})), alloc=(s,),
             use=tuple(sorted({value.storage for value in values})), time_us=self.us(self.compute_us),
         )  # fmt: skip
         return _Value(v, s, mib)
 
     def launch(self, op: str, value: _Value, mib: int, group: str) -> tuple[int, _Value, _Value]:
-        s = self.graph.storage(mib)
-        v = self.graph.add(
+        s = self.graph.storage(mib * MIB)
+        v = self.add(
             op, Kind.COLLECTIVE, deps=(value.node,), alloc=(s,), use=(value.storage,), op=op, group=group,
             time_us=self.us(self.comm_us),
         )  # fmt: skip
@@ -94,7 +83,7 @@ class _Builder:
         launch, source, result = in_flight
         use = tuple(sorted((source.storage, result.storage)))
         return _Value(
-            self.graph.add("wait", Kind.WAIT, deps=(launch,), use=use, collective=launch), result.storage, result.mib
+            self.add("wait", Kind.WAIT, deps=(launch,), use=use, collective=launch), result.storage, result.mib
         )
 
     def gather(self, value: _Value, group: str = "dp") -> _Value:
@@ -115,7 +104,7 @@ class _Builder:
     def problem(self, name: str) -> Problem:
         """The graph with its output; the original order is the order of making."""
         self.results += [self.wait(in_flight) for in_flight in self.in_flight]
-        self.graph.add(
+        self.add(
             "output", Kind.OUTPUT, deps=tuple(sorted({value.node for value in self.results})),
             use=tuple(sorted({value.storage for value in self.results})),
         )  # fmt: skip

@@ -1,8 +1,10 @@
 """What rewrites make of a problem: names, memory and times by hand; what each node computes by an oracle."""
 
+import json
 import re
 from dataclasses import replace
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +14,20 @@ from overlap_sched.errors import RewriteError
 from overlap_sched.judge.validate import violation
 from overlap_sched.problem.contention import Contention
 from overlap_sched.transform.apply import apply
-from overlap_sched.transform.rewrites import Bucket, Keep, Regather, Rewrite, Stream
+from overlap_sched.transform.dimension_graph import Cut
+from overlap_sched.transform.rewrites import (
+    Bucket,
+    Fission,
+    Keep,
+    Leave,
+    Offload,
+    Recompute,
+    Regather,
+    Rewrite,
+    Slice,
+    Stream,
+    to_json,
+)
 from tests.support.oracle import peak_by_definition
 from tests.support.sharded import LATENCY_US, PRICES, RANKS, US_PER_BYTE, meanings, sharded, sharded_problems
 
@@ -52,22 +67,6 @@ def test_a_copied_bucket_of_gathers_by_hand() -> None:
     assert (launch.bytes, launch.time_us, launch.group) == (16, LATENCY_US + US_PER_BYTE * 16, "fsdp")
     assert (copy_in.bytes, copy_out.bytes) == (8, 24)
     assert (copy_in.time_us, copy_out.time_us) == (pytest.approx(0.08), pytest.approx(0.24))
-
-
-def test_a_wait_of_a_wait_goes_with_its_collective() -> None:
-    at = next(v for v, node in enumerate(TWO.nodes) if node.name == "gather0_0_wait")
-    first = TWO.nodes[at]
-    again = first._replace(name="again", deps=(at,))
-    later = [
-        node._replace(
-            deps=tuple(sorted({at + 1 if u == at else u + (u > at) for u in node.deps})),
-            collective=None if node.collective is None else node.collective + (node.collective > at),
-        )
-        for node in TWO.nodes[at + 1 :]
-    ]
-    twice = replace(TWO, nodes=(*TWO.nodes[: at + 1], again, *later))
-    bucket = Bucket(("gather0_0", "gather0_1"))
-    assert apply(twice, [bucket], PRICES) == apply(TWO, [bucket], PRICES)
 
 
 def test_a_coalesced_bucket_of_scatters_holds_all_inputs_until_its_last_wait() -> None:
@@ -140,17 +139,9 @@ def test_every_node_computes_what_it_did(made: tuple[Problem, list[Rewrite]]) ->
         if isinstance(one, Bucket):
             for i, name in enumerate(one.members):
                 assert now[f"{one.name}_out_{i}"] == before[f"{name}_wait"]
-
-
-@given(problem_and_rewrites())
-def test_bytes_are_neither_lost_nor_found(made: tuple[Problem, list[Rewrite]]) -> None:
-    """What is held at the end is what was; what all launches move is what they moved."""
-    problem, rewrites = made
-    after = apply(problem, rewrites, PRICES)
     moved = [sum(p.nodes[v].bytes for v in p.collectives) for p in (problem, after)]
-    assert moved[0] == moved[1]
     ends = [peak_by_definition(p, list(p.original_order))[-1] for p in (problem, after)]
-    assert ends[0] == ends[1]
+    assert (moved[0], ends[0]) == (moved[1], ends[1])
     assert {group.size for group in after.groups.values()} == {RANKS}
 
 
@@ -206,3 +197,26 @@ def test_only_the_runtime_memory_model() -> None:
     tracked = Problem("t", TWO.nodes, TWO.storages, TWO.groups, "tracker")
     with pytest.raises(RewriteError, match="problem 't' is in the 'tracker' memory model"):
         apply(tracked, [], PRICES)
+
+
+ALL: tuple[Rewrite, ...] = (
+    Bucket(("a", "b"), "coalesced"),
+    Stream("bucket_a_2"),
+    Keep("d", "e"),
+    Regather("f", ("g", "h")),
+    Fission(
+        ("i", "j"),
+        2,
+        (Slice("x", Cut(0, 2, 4), 64, False, "x"),),
+        (Leave("j", "cat", Cut(1), 32, "i", 1, (1, 0)),),
+        ("j",),
+        (("i", 1),),
+    ),
+    Recompute(("i", "j"), ("k",), 2),
+    Offload("l", ("m",), ("n",)),
+)
+
+
+def test_plain_data() -> None:
+    assert msgspec.convert(json.loads(json.dumps(to_json(ALL))), tuple[Rewrite, ...]) == ALL
+    assert to_json(ALL[:1]) == [{"kind": "bucket", "members": ["a", "b"], "form": "coalesced"}]

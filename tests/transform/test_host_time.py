@@ -7,14 +7,10 @@ import pytest
 from overlap_sched import Kind, Node, Options, Problem, schedule
 from overlap_sched.judge.validate import violation
 from overlap_sched.problem import FINISH, OF_HOST
-from overlap_sched.transform.apply import apply
-from overlap_sched.transform.buckets import BucketSearch
-from overlap_sched.transform.plan import most_gain_us, plan, wanted_of
+from overlap_sched.transform.apply import apply, refusal, writes
+from overlap_sched.transform.plan import most_gain_us, plan, records, wanted_of
 from overlap_sched.transform.prices import Prices
-from overlap_sched.transform.recompute import refusal, writes
-from overlap_sched.transform.records import records
-from overlap_sched.transform.rewrites import BUCKETED, Bucket, Keep, Regather, Rewrite
-from overlap_sched.transform.search import RewriteSearch
+from overlap_sched.transform.rewrites import Bucket, Keep, Regather, Rewrite
 from tests.support.sharded import (
     FINISH_US,
     HOST_PRICES,
@@ -86,12 +82,3 @@ def test_the_hosts_time_is_nothing_that_runs_again_or_writes(op: str) -> None:
     node = Node(f"gather.{op}", Kind.COMPUTE, (0,), time_us=3.0, op=op)
     assert refusal(node) == "is a compute"
     assert not writes(node)
-
-
-def test_the_bound_of_a_candidate_leaves_out_what_its_launches_could_save() -> None:
-    """Of four gathers in two buckets all launches and waits, of one that stays alone none."""
-    graph = BucketSearch(RewriteSearch(HIDDEN, HOST_PRICES, None, 2**40, BUCKETED))
-    gathers = [v for v in HIDDEN.collectives if "gather" in HIDDEN.nodes[v].op]
-    groups = [gathers[:2], gathers[2:4], gathers[4:5]]
-    saved_us = sum(HIDDEN.compute_us) - graph.least_us(groups)
-    assert saved_us == pytest.approx(4 * (LAUNCH_US + FINISH_US))

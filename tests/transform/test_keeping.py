@@ -18,8 +18,7 @@ from overlap_sched.transform.gathers import (
     to_gather_again,
     to_keep,
 )
-from overlap_sched.transform.plan import most_gain_us, plan, wanted_of
-from overlap_sched.transform.records import records
+from overlap_sched.transform.plan import most_gain_us, plan, records, wanted_of
 from overlap_sched.transform.rewrites import Bucket, Keep, Recompute, Regather, Rewrite
 from overlap_sched.transform.search import order_as_it_was
 from tests.support.examples import examples
@@ -95,7 +94,6 @@ def test_three_of_one_are_kept_in_a_row() -> None:
     ]
     assert chained(gaps) == [Keep("d", "e"), Keep("a", "b"), Keep("a", "c")]
     assert chained(gaps[1:]) == [Keep("d", "e"), Keep("b", "c")]
-    assert (gaps[0].us_per_byte, gaps[0]._replace(bytes=0).us_per_byte) == (1 / 8, 1.0)  # what is not counted is free
 
 
 def test_only_gathers_of_the_same_are_pairs() -> None:

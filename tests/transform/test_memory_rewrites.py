@@ -9,8 +9,7 @@ from overlap_sched.errors import OptionsError, RewriteError
 from overlap_sched.judge.validate import memory_profile
 from overlap_sched.problem import Kind, Node, Problem, Storage
 from overlap_sched.transform.apply import apply, host_bytes
-from overlap_sched.transform.host import HostLink
-from overlap_sched.transform.prices import Prices
+from overlap_sched.transform.prices import HostLink, Prices
 from overlap_sched.transform.rewrites import Offload, Recompute, Rewrite
 
 LINK = HostLink("link", 1e9, 5.0)
@@ -70,6 +69,7 @@ def test_a_value_goes_to_the_host() -> None:
     assert names(after, made["c"].deps) == {"reload_v", "r"}
     assert made["offload_a"].time_us == made["reload_a"].time_us == 5.0 + 8_000.0
     assert (made["offload_a"].alloc, made["offload_a"].group, made["reload_a"].group) == ((), "host", "host")
+    assert made["offload_a"].use == made["a"].alloc
     assert host_bytes(after, after.original_order) == 8 * MB
     assert memory_profile(after, after.original_order)[order.index("r")] == (1 + 4 + 4) * MB
 

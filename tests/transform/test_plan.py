@@ -9,18 +9,14 @@ from hypothesis import strategies as st
 from overlap_sched import Group, Kind, Node, Options, Problem, Storage
 from overlap_sched.errors import OptionsError, OverlapSchedWarning, VerificationError
 from overlap_sched.judge.replay import replay
-from overlap_sched.judge.validate import together, violation
-from overlap_sched.problem import Order
-from overlap_sched.scheduler.restrictions import DeviceLimit
-from overlap_sched.simulate.ledger import LiveRanges
+from overlap_sched.judge.validate import together
 from overlap_sched.transform import plan as planning
-from overlap_sched.transform.apply import apply
-from overlap_sched.transform.plan import plan, plan_of_rewrites
+from overlap_sched.transform.buckets import BatchingStreams, Key, keys_of
+from overlap_sched.transform.plan import plan
 from overlap_sched.transform.prices import Prices
-from overlap_sched.transform.rewrites import Bucket, Stream
-from overlap_sched.transform.search import RewriteSearch, Trial
+from overlap_sched.transform.rewrites import Bucket
 from tests.support.examples import examples
-from tests.support.oracle import peak_by_definition, step_by_definition
+from tests.support.oracle import peak_by_definition
 from tests.support.sharded import (
     HOST_PRICES,
     PRICES,
@@ -125,29 +121,6 @@ def test_what_is_computed_behind_the_last_launch_shares_one_latency() -> None:
     )
 
 
-def test_collectives_of_what_is_deferred_keep_their_own_stream() -> None:
-    """The second stream ends with the chain's scatter; the first one is free by then."""
-    late = ending_late(6)
-    shifted = [
-        node._replace(
-            deps=tuple(u + 3 for u in node.deps),
-            alloc=tuple(s + 1 for s in node.alloc),
-            use=tuple(s + 1 for s in node.use),
-            collective=None if node.collective is None else node.collective + 3,
-        )
-        for node in late.nodes
-    ]
-    gather = Node("gather", Kind.COLLECTIVE, (0,), (0,), (), 12.0, "all_gather_into_tensor", "fsdp", bytes=8)
-    wait = Node("gather_wait", Kind.WAIT, (1,), (), (0,), collective=1)
-    nodes = (Node("shard", Kind.INPUT), gather, wait, *shifted)
-    problem = Problem("gathers first", nodes, (Storage(8), *late.storages), late.groups)
-    found = plan(problem, PRICES, replace(ALL, headroom="300%"))
-    groups = {node.name: node.group for node in found.schedule.problem.nodes if node.kind is Kind.COLLECTIVE}
-    assert groups["chain_scatter"] != "fsdp"
-    assert {groups[name] for name in groups if "w0" in name or "w5" in name} == {"fsdp"}
-    assert found.schedule.scheduled.step_us <= 50 + max(60, 6 * 12 + 12)
-
-
 def test_once_a_step_is_good_enough_nothing_more_is_tried() -> None:
     found = plan(ending_late(200), PRICES, replace(BUCKETS, headroom="200%", effort=1))
     assert found.schedule.scheduled.step_us <= 1.015 * sum(found.schedule.problem.compute_us)
@@ -181,76 +154,12 @@ def test_types_that_differ_stay_apart() -> None:
     assert plan(BOUND, PRICES, BUCKETS, types).rewrites == ()
 
 
-def test_the_best_is_scheduled_again_from_its_own_order() -> None:
-    asked = RewriteSearch(BOUND, PRICES, None, max(peak_by_definition(BOUND, list(BOUND.original_order))))
-    name = next(BOUND.nodes[v].name for v in BOUND.collectives if "gather" in BOUND.nodes[v].op)
-    problem = apply(BOUND, (Stream(name),), PRICES)
-    step_us = step_by_definition(problem, list(problem.original_order))
-    first = Trial("one moved", (Stream(name),), step_us, BOUND.original_order, problem, problem.original_order)
-    better = asked.again(first)
-    assert (better.rewrites, better.why_not) == (first.rewrites, "")
-    assert better.step_us == pytest.approx(step_by_definition(problem, list(better.order)))
-    assert better.step_us < step_us
-    worse = asked.again(replace(better, step_us=1.0))
-    assert (worse.problem, worse.order, worse.work.runs) == (None, (), 0)  # by a bound on all of its orders
-    assert any(trial.what.endswith(", again from its own order") for trial in plan(BOUND, PRICES, ALL).trials)
-
-
-@pytest.mark.parametrize("short_bytes", [0, 7])
-def test_what_would_not_run_in_the_memory_limit_is_not_taken(short_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def short(device: DeviceLimit, live_ranges: LiveRanges, order: Order) -> int:
-        assert device.limit_bytes == 2**30
-        return 0 if live_ranges.problem is BOUND else short_bytes
-
-    monkeypatch.setattr(DeviceLimit, "short_bytes", short)
-    wide = replace(BUCKETS, headroom="100%", memory_limit="1GiB")
-    found = plan(BOUND, PRICES, wide)
-    assert bool(found.rewrites) is not bool(short_bytes)
-    assert found.schedule.short_bytes == 0
-    refused = [trial.why_not for trial in found.trials if "memory_limit" in trial.why_not]
-    assert refused == (["needs 7 bytes more than memory_limit"] * planning.FINISHED if short_bytes else [])
-    monkeypatch.setattr(DeviceLimit, "short_bytes", lambda *_: 9)  # neither runs there
-    found = plan(BOUND, PRICES, wide)
-    assert found.rewrites
-    assert found.schedule.short_bytes == 9
-
-
 @given(sharded_problems())
 @examples(20)
 def test_a_plan_runs_in_the_memory_limit_where_the_order_without_rewrites_does(problem: Problem) -> None:
     found = plan(problem, PRICES, replace(ALL, memory_limit="105%", allocator="plain"))
     assert found.without.short_bytes == 0
     assert found.schedule.short_bytes == 0
-
-
-def test_a_plan_of_rewrites_alone_is_the_same_or_none() -> None:
-    wide = replace(BUCKETS, headroom="100%")
-    alone, whole = plan_of_rewrites(BOUND, PRICES, wide), plan(BOUND, PRICES, wide)
-    assert alone is not None
-    assert (alone.rewrites, alone.schedule.order) == (whole.rewrites, whole.schedule.order)
-    assert plan_of_rewrites(sharded([[1]] * 6, compute_us=5000.0), PRICES, wide) is None
-
-
-@pytest.mark.slow
-def test_a_plan_that_breaks_its_promise_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "_broken_promise", lambda made: "it is broken")
-    with pytest.warns(OverlapSchedWarning, match="overlap_sched rewrites nothing in 'sharded': it is broken"):
-        found = plan(BOUND, PRICES, BUCKETS)
-    assert (found.rewrites, found.fell_back, found.schedule) == ((), "it is broken", found.without)
-    with pytest.raises(VerificationError, match="it is broken"):
-        plan(BOUND, PRICES, replace(BUCKETS, strict=True))
-
-
-@pytest.mark.slow
-def test_a_search_that_fails_takes_nothing_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise ZeroDivisionError("by zero")
-
-    monkeypatch.setattr(planning, "_search", fail)
-    with pytest.warns(OverlapSchedWarning, match="choosing rewrites failed: ZeroDivisionError: by zero"):
-        assert plan(BOUND, PRICES, BUCKETS).rewrites == ()
-    with pytest.raises(VerificationError, match="by zero"):
-        plan(BOUND, PRICES, replace(BUCKETS, strict=True))
 
 
 def test_the_judges_see_what_is_wrong() -> None:
@@ -265,10 +174,84 @@ def test_the_judges_see_what_is_wrong() -> None:
     assert "longer than the 1.0 us without rewrites" in str(planning._broken_promise(slow))
 
 
-def test_names_do_not_collide_with_those_of_the_graph() -> None:
-    nodes = [
-        node._replace(name=f"bucket_gather0_0_{v}") if node.kind is Kind.INPUT else node
-        for v, node in enumerate(BOUND.nodes)
-    ]
-    found = plan(Problem("named", tuple(nodes), BOUND.storages, BOUND.groups), PRICES, BUCKETS)
-    assert violation(found.schedule.problem, found.schedule.order) is None
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("what", "does", "said"),
+    [
+        ("_broken_promise", lambda made: "it is broken", "it is broken"),
+        ("_search", lambda *_: 1 // 0, "choosing rewrites failed: ZeroDivisionError"),
+    ],
+)
+def test_whatever_fails_rewrites_nothing(what: str, does: object, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, what, does)
+    with pytest.warns(OverlapSchedWarning, match=f"rewrites nothing in 'sharded': {said}"):
+        found = plan(BOUND, PRICES, BUCKETS)
+    assert (found.rewrites, found.schedule) == ((), found.without)
+    assert said in str(found.fell_back)
+    with pytest.raises(VerificationError, match=said):
+        plan(BOUND, PRICES, replace(BUCKETS, strict=True))
+
+
+THREE = sharded([[10], [10], [10]])
+KEYS = keys_of(THREE, None)
+SCATTERS = [v for v in THREE.collectives if THREE.nodes[v].op == "reduce_scatter_tensor"]
+
+
+def test_levels_keep_what_lies_on_one_path_apart() -> None:
+    gathers = [v for v in THREE.collectives if v not in SCATTERS]
+    assert {KEYS[v] for v in gathers} == {Key("all_gather_into_tensor", "fsdp", "", 0)}
+    assert {KEYS[v] for v in SCATTERS} == {Key("reduce_scatter_tensor", "fsdp", "", 0)}
+    at = next(v for v, node in enumerate(THREE.nodes) if node.name == "dgrad0")
+    nodes = [node._replace(deps=(*node.deps, at)) if node.name == "gather1_0" else node for node in THREE.nodes]
+    chained = keys_of(Problem("chained", tuple(nodes), THREE.storages, THREE.groups), None)
+    assert [chained[v].level for v in gathers] == [0, 1, 0]
+
+
+def test_only_what_is_known_to_be_alike_has_a_key() -> None:
+    kinds = {"gather0_0": "bfloat16", "gather1_0": "float32"}
+    found = keys_of(THREE, kinds)
+    assert [found[v].alike for v in sorted(found)] == ["bfloat16", "float32"]
+
+
+def test_others_than_buckets_have_none() -> None:
+    lone = Node("send", Kind.COLLECTIVE, op="isend", group="fsdp")
+    assert keys_of(Problem("lone", (lone,), (), THREE.groups), None) == {}
+
+
+ONE_US, TWO_US = 10.0 + 0.25 * 40, 10.0 + 0.25 * 80
+
+
+def streams(latencies: float) -> BatchingStreams:
+    return BatchingStreams(THREE, KEYS, lambda key, nbytes: 10.0 + 0.25 * nbytes if nbytes < 2**16 else 10.0, latencies)
+
+
+def test_what_waits_goes_together() -> None:
+    made = streams(10.0)
+    first, second, third = SCATTERS
+    made.launch(first)
+    assert made.finish_us[first] == ONE_US
+    made.clock_us = 5.0
+    made.launch(second)
+    assert made.finish_us[second] == 2 * ONE_US
+    made.clock_us = 9.0
+    made.launch(third)
+    assert made.finish_us[second] == made.finish_us[third] == ONE_US + TWO_US
+    assert [batch.members for batch in made.batches] == [[first], [second, third]]
+    assert made.free_us("fsdp") == made.end_us() == ONE_US + TWO_US
+
+
+def test_a_batch_takes_no_longer_than_its_cap() -> None:
+    made = streams(2.5)  # 25 us: two of them take 30
+    for v in SCATTERS:
+        made.launch(v)
+    assert [len(batch.members) for batch in made.batches] == [1, 1, 1]
+
+
+def test_kinds_do_not_mix() -> None:
+    made = streams(10.0)
+    made.launch(SCATTERS[0])
+    made.clock_us = 1.0
+    made.launch(THREE.collectives[0])
+    made.clock_us = 2.0
+    made.launch(SCATTERS[1])
+    assert [len(batch.members) for batch in made.batches] == [1, 1, 1]

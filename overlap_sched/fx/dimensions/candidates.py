@@ -13,7 +13,7 @@ are picked to where they are added up again, as torchtitan chunks its layers by 
 import contextlib
 import itertools
 import operator
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -97,15 +97,9 @@ def _slice(node: fx.Node, cut: Cut) -> Slice:
 def _full(node: fx.Node, given: Given | tuple[Given, ...]) -> list[tuple[str, int]]:
     """Allocations of a call that are as large in every part as in the whole."""
     tensors = [isinstance(one, torch.Tensor) for one in results(node.meta["val"])]
-    return [
-        (node.name, sum(tensors[:at]))
-        for at, way in enumerate(results(given))
-        if _is_full(way) and (tensors[at] or not isinstance(given, tuple))
-    ]
-
-
-def _is_full(given: Given) -> bool:
-    return given.rows is None if isinstance(given, Routed) else not isinstance(given, Cut)
+    whole = [way.rows is None if isinstance(way, Routed) else not isinstance(way, Cut) for way in results(given)]
+    full = [at for at, is_whole in enumerate(whole) if is_whole and (tensors[at] or not isinstance(given, tuple))]
+    return [(node.name, sum(tensors[:at])) for at in full]
 
 
 def _bytes(node: fx.Node) -> int:
@@ -206,12 +200,6 @@ def _around_large(graph: fx.Graph, heats: _Heats) -> Iterator[Region]:
                     yield region_from(graph, seeds, INTO, only=near)
 
 
-def _entering(region: Region, nodes: Iterable[fx.Node], inside: Collection[fx.Node]) -> Mapping[fx.Node, Cut]:
-    """Values that enter from outside and are cut in the region."""
-    outside = dict.fromkeys(u for node in nodes for u in node.all_input_nodes if u not in inside)
-    return {u: cut for u in outside if (cut := region.cut(u)) is not None}
-
-
 PARTS = (2, 4)
 FARTHEST = 200
 """Calls that are looked through on the way back to where the tokens come from."""
@@ -241,13 +229,18 @@ def expert_regions(graph: fx.Graph, parts: int) -> Iterator[Region]:
     wide = region_from(graph, seeds, parts, sums=True)
     yield wide
     # what takes or gives something that each part has its own of
-    only = dict.fromkeys(node for node in wide.calls if not wide.routed.keys().isdisjoint(_around(node)))
-    if entering := _entering(wide, only, only):
-        yield region_from(graph, entering, parts, only=only, sums=True)
+    only = {
+        node: None
+        for node in wide.calls
+        if not wide.routed.keys().isdisjoint([node, *node.all_input_nodes, *(u for u in node.users if _is_item(u))])
+    }
+    entering = {u: wide.cut(u) for node in only for u in node.all_input_nodes if u not in only}
+    if cuts := {u: cut for u, cut in entering.items() if cut is not None}:
+        yield region_from(graph, cuts, parts, only=only, sums=True)
 
 
-def _around(node: fx.Node) -> list[fx.Node]:
-    return [node, *node.all_input_nodes, *(user for user in node.users if user.target is operator.getitem)]
+def _is_item(node: fx.Node) -> bool:
+    return node.target is operator.getitem
 
 
 def _source(sort: fx.Node, parts: int) -> Mapping[fx.Node, Cut]:

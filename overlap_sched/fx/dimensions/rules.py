@@ -413,14 +413,18 @@ def _product(call: Call) -> CallCut:
 def _reduction(call: Call, *, adds: bool = False) -> CallCut:
     """Over some dimensions, by the arguments ``dim`` and ``keepdim``; without dimensions: over all."""
     source, cut = call.source()
-    dims = call.arg("dim")
-    try:
-        given = without(cut, () if dims is None else results(dims), bool(call.arg("keepdim")), len(shape(source)))
-    except EndsError:
-        if not adds:
-            raise
+    dims, ndim = call.arg("dim"), len(shape(source))
+    if adds and (not dims or cut.dim in [dim % ndim for dim in results(dims)]):
         return CallCut({source: cut}, Uncut.PARTIAL)
+    given = without(cut, () if dims is None else results(dims), bool(call.arg("keepdim")), ndim)
     return CallCut({source: cut}, _each(call, given))
+
+
+def _embedding_backward(call: Call) -> CallCut:
+    needs, cut = call.alike("indices", "grad_output", of=2)
+    counts = cut.dim >= len(shape(call.given("indices"))) or call.arg("scale_grad_by_freq")
+    end_if(counts, "it counts all indices, or its columns are cut")
+    return CallCut(needs, Uncut.PARTIAL)
 
 
 def _index(call: Call) -> CallCut:
@@ -478,16 +482,7 @@ _BY_RULE: tuple[tuple[str, Rule], ...] = (
         _alike("grad_out", "input", "mean", "rstd", free=_not_normalized, gives=_gradients),
     ),
     ("embedding", _alike("indices")),
-    (
-        "embedding_dense_backward",
-        _alike(
-            *("indices", "grad_output"),
-            of=2,
-            free=lambda call, cut, sizes: cut.dim < len(sizes[0]) and not call.arg("scale_grad_by_freq"),
-            why="it counts all indices, or its columns are cut",
-            gives=lambda call, cut: Uncut.PARTIAL,
-        ),
-    ),
+    ("embedding_dense_backward", _embedding_backward),
     ("index.Tensor", _index),
     ("index_put", _index_put),
     ("_to_copy zeros_like ones_like full_like", pointwise),

@@ -8,7 +8,7 @@ rewrite raises ``RewriteError`` where it is not legal.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -18,16 +18,14 @@ from overlap_sched.cost import Collective
 from overlap_sched.errors import RewriteError
 from overlap_sched.fx.graphs import graph_of, link, marks_of, with_ends
 from overlap_sched.fx.lifting import Lifted
-from overlap_sched.fx.rewrites.backends import forms_for
-from overlap_sched.fx.rewrites.draft import GraphDraft
-from overlap_sched.fx.rewrites.facts import GraphFacts
+from overlap_sched.fx.rewrites.facts import GraphFacts, forms_for
 from overlap_sched.fx.rewrites.maker import LAUNCHES, GraphMaker, arguments
 from overlap_sched.options import Options, on_devices
 from overlap_sched.problem import Group, Problem
-from overlap_sched.transform.draft import Alike
-from overlap_sched.transform.plan import Plan, plan, plan_of_rewrites, refused, wanted_of
+from overlap_sched.transform.apply import Alike
+from overlap_sched.transform.plan import Plan, most_gain_us, plan, refused, wanted_of
 from overlap_sched.transform.prices import Prices
-from overlap_sched.transform.recipes import Maker, check, rewrite
+from overlap_sched.transform.recipes import check, rewrite
 from overlap_sched.transform.rewrites import BUCKETED, Form, Rewrite
 from overlap_sched.transform.search import Refuses
 
@@ -44,7 +42,7 @@ class Pending:
     """
 
     gm: fx.GraphModule | fx.Graph
-    draft: GraphDraft
+    draft: GraphMaker
     order: Sequence[fx.Node]
     gone: Sequence[fx.Node]
 
@@ -89,10 +87,9 @@ def prepare(gm: fx.GraphModule | fx.Graph, rewrites: Sequence[Rewrite], names: S
         RewriteError: One of them is not legal, or the order is not; the graph is as it was.
     """
     draft = GraphMaker(graph_of(gm))
-    make: Maker[fx.Node] = draft
     try:
         for one in rewrites:
-            rewrite(make, one)
+            rewrite(draft, one)
         order = draft.order() if names is None else draft.in_order(names)
         inputs = [node for node in draft.graph.nodes if node.op == "placeholder"]
         return Pending(gm, draft, with_ends(order, inputs), draft.gone())
@@ -150,7 +147,7 @@ def refusals_in(lifted: Lifted) -> Refuses:
 
     What is found once it is asked for is kept: the graph must stay as it is meanwhile.
     """
-    make: Callable[[], Maker[fx.Node]] = cache(lambda: GraphMaker(lifted.nodes[0].graph))
+    make = cache(lambda: GraphMaker(lifted.nodes[0].graph))
 
     def refuses(rewrite: Rewrite) -> str:
         try:
@@ -204,7 +201,11 @@ def plan_lifted(lifted: Lifted, options: Options, alike: Alike) -> Plan:
 
 def plan_rewrites(lifted: Lifted, options: Options, alike: Alike) -> Plan | None:
     """The same where nothing is wanted but a rewritten graph; ``None``: none is shorter, which is soon known."""
-    return plan_of_rewrites(*_asked(lifted, options, alike))
+    problem, prices, options, alike, forms, refuses = _asked(lifted, options, alike)
+    if not most_gain_us(problem, prices, alike, wanted_of(options, forms)):
+        return None
+    made = plan(problem, prices, options, alike, forms, refuses)
+    return made if made.rewrites else None
 
 
 def refused_in(lifted: Lifted, options: Options, alike: Alike) -> tuple[str, ...]:

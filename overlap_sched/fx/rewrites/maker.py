@@ -13,26 +13,59 @@ copies, which stand for them: nothing is freed sooner there.
 
 **Parts**: how each node is cut is asked again of the rules here, and not believed of the rewrite: a fission that does
 not fit the graph is refused.
+
+**A graph that is being rewritten**: new nodes are there, old ones still stand beside them, all can be undone.
+
+::
+
+    make new nodes, tell users of them -> sort -> commit: the old nodes go, the order is set
+                                       -> undo:   the new nodes go, users take what they took
+
+New nodes are worth what their operators give on fake tensors. Sizes that depend on data are symbols. A call whose
+result has one is run as it was when the graph was traced, so that what counts its own rows gets symbols of its own::
+
+    whole     _local_scalar_dense(counts[0]) -> u0       all_to_all(rows, [u0, u1], ..) -> (u0 + u1, 8)
+    part 0    _local_scalar_dense(..)        -> u7       all_to_all(rows, [u7, u8], ..) -> (u7 + u8, 8)
+
+Of such a symbol is known what is known of that of the whole, as far as it is true of a part: that it is a size and not
+negative; not how large it is at most, or at least. Its hint is that of the whole, divided by the number of parts.
 """
 
 import operator
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from graphlib import TopologicalSorter
 from typing import Any
 
 import torch
 from torch import fx
 from torch._ops import OpOverload
-from torch._subclasses import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, in_kernel_invocation_manager
+from torch.fx.experimental.symbolic_shapes import constrain_range
+from torch.utils._pytree import key_get, tree_leaves, tree_map
 
 from overlap_sched.errors import RewriteError, UnsupportedError
 from overlap_sched.fx.calls import GROUPS_KEY, live_ranks, name_and_group
 from overlap_sched.fx.dimensions.region import Region, follow_cuts
+from overlap_sched.fx.graphs import own_meta
 from overlap_sched.fx.operators import Arg, Role, traits_of
-from overlap_sched.fx.rewrites.backends import check_coalesced, check_exact
-from overlap_sched.fx.rewrites.draft import GraphDraft, shares_storage
+from overlap_sched.fx.rewrites.facts import GraphFacts, check_coalesced, check_exact
+from overlap_sched.fx.sizes import Sizes
+from overlap_sched.transform.apply import WHOLE
 from overlap_sched.transform.dimension_graph import Uncut, is_cut_of
-from overlap_sched.transform.draft import WHOLE
-from overlap_sched.transform.recipes import CAT, CLONE, GETITEM, VIEW, New, Reshape, Single, refuse_if
+from overlap_sched.transform.recipes import (
+    CAT,
+    CLONE,
+    GETITEM,
+    OFFLOAD,
+    VIEW,
+    Maker,
+    New,
+    Reshape,
+    Single,
+    refuse_if,
+    sort_by_place,
+)
 from overlap_sched.transform.rewrites import BUCKETED, Fission, Form, How, Leave, Slice, second_group
 
 _C10D, _ATEN = torch.ops._c10d_functional, torch.ops.aten
@@ -47,12 +80,183 @@ It would read a copy's source in whatever uses the copy. Then sums over it run i
 other strides, and round otherwise; and the source is live until the last of those uses.
 """
 _GIVES: Mapping[How, Uncut] = {"sum": Uncut.PARTIAL, "same": Uncut.SAME}
+_KEPT_META = ("stack_trace", "nn_module_stack", "seq_nr", "custom", "autograd_backward", "partitioner_tag")
+"""What new nodes take over from the collective that they stand for, where it has it."""
+BINDINGS = "unbacked_bindings"
+"""Metadata with which torch's compilers find where a symbol is first seen."""
+
+_CONCLUDED = "_unbacked_replacements"
+"""Where a ``ShapeEnv`` remembers which sizes are equal, once it has been asked for a hint."""
 
 
-class GraphMaker(GraphDraft):
-    """Makes nodes on a graph; columns are elements per rank."""
+class GraphMaker(Maker[fx.Node]):
+    """A graph with rewrites that are not yet committed; columns are elements per rank.
+
+    Attributes:
+        graph: It.
+        facts: About the nodes that it had.
+        after: Per node, the earlier ones that it must come after without taking their values.
+    """
 
     _region: Region
+
+    def __init__(self, graph: fx.Graph) -> None:
+        """Nothing is rewritten yet."""
+        self.graph, self.facts, self.rewrites = graph, GraphFacts(graph), []
+        self.at, self.named = dict(self.facts.at), {node.name: node for node in graph.nodes}
+        self._made: list[fx.Node] = []
+        self._gone: dict[fx.Node, tuple[fx.Node, fx.Node]] = {}  # what stands for them where order matters
+        self._originals: dict[fx.Node, tuple[fx.Node, ...]] = {}  # of new nodes, the old ones that they do the same as
+        self.after = defaultdict[fx.Node, list[fx.Node]](list, {v: list(u) for v, u in self.facts.after.items()})
+        self._took: dict[fx.Node, tuple[tuple[Any, ...], dict[str, Any]]] = {}
+
+    def users(self, node: fx.Node) -> list[fx.Node]:
+        """Those that take what a node gives."""
+        return [user for user in node.users if user not in self._gone]
+
+    def readers(self, node: fx.Node) -> list[fx.Node]:
+        """Those that take what a node gives, or a view of it."""
+        found, todo = dict.fromkeys(self.users(node)), self.users(node)
+        while todo:
+            user = todo.pop()
+            more = [one for one in self.users(user) if one not in found] if shares_storage(user, node) else []
+            found |= dict.fromkeys(more)
+            todo += more
+        return list(found)
+
+    def originals(self, node: fx.Node) -> tuple[fx.Node, ...]:
+        """The nodes that the graph had which do what this one does: what is known of them is true of it."""
+        return self._originals.get(node, (node,))
+
+    def why_not_again(self, node: fx.Node) -> str:
+        """Why a node must not run a second time; ``""``: it may."""
+        return next(filter(None, map(self.facts.impure, self.originals(node))), "")
+
+    def written(self, node: fx.Node) -> bool:
+        """Tell whether anything writes to what a node gives."""
+        return any(map(self.facts.written, self.originals(node)))
+
+    def next_writers(self, node: fx.Node) -> list[fx.Node]:
+        """Who writes next to what a node reads, or to what that reads of which it is a copy or a part; per storage."""
+        return list(dict.fromkeys(w for one in self.originals(node) for w in self.facts.next_writers(one)))
+
+    def read_after_a_write(self, node: fx.Node, readers: Collection[fx.Node]) -> fx.Node | None:
+        """The first of some nodes that may read what a node gave after something has written to that."""
+        if node in self.facts.at:
+            return self.facts.read_after_a_write(node, readers)
+        # where a new node stands is not known yet
+        return next((user for user in node.users if user in readers), None) if self.written(node) else None
+
+    def call(
+        self,
+        new: New[fx.Node],
+        target: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any] | None = None,
+        value: Any = None,
+    ) -> fx.Node:
+        """A new node, and its value, ``None``: on fake tensors; it is where in the program its like comes from."""
+        node = self._create(new, target, args, kwargs or {}, _KEPT_META)
+        node.meta["val"] = value_of(target, node.args, node.kwargs) if value is None else value
+        return node
+
+    def depend(self, v: fx.Node, before: fx.Node) -> None:
+        """Let a node come after another one, whose value it does not take."""
+        self.after[v].append(before)
+
+    def end_parts(self, copies: Mapping[fx.Node, Sequence[fx.Node]], stay: Collection[fx.Node]) -> None:
+        """Nodes run once per part from now on: what came after another one without taking its value, still does.
+
+        Within a part where both run in parts; else every copy comes after, or before, the one that stays whole.
+
+        Args:
+            copies: Per node that runs in parts, one node per part.
+            stay: Those of them that also run whole.
+        """
+        runs = {node: (*parts, node) if node in stay else tuple(parts) for node, parts in copies.items()}
+        before, self.after = self.after, defaultdict(list)
+        for node, earlier in before.items():
+            later = self._stands_for(node, 0)
+            for u in (self._stands_for(u, 1) for u in earlier):
+                if later in copies and u in copies:
+                    for copy, first in zip(copies[later], copies[u], strict=True):
+                        self.after[copy].append(first)
+                    continue
+                for one in runs.get(later, (later,)):
+                    self.after[one] += runs.get(u, (u,))
+
+    def _stands_for(self, node: fx.Node, side: int) -> fx.Node:
+        while node in self._gone:
+            node = self._gone[node][side]
+        return node
+
+    def _before(self) -> Callable[[fx.Node], Iterable[fx.Node]]:
+        """Return, for every node that stays, what it takes, and what else it must come after."""
+        later = defaultdict[fx.Node, set[fx.Node]](set)
+        for node, earlier in self.after.items():
+            stands = self._stands_for(node, 0)
+            later[stands] |= {self._stands_for(u, 1) for u in earlier} - {stands}
+        return lambda node: [*node.all_input_nodes, *later.get(node, ())]
+
+    def _create(
+        self, new: New[fx.Node], target: Any, args: Any, kwargs: Mapping[str, Any], kept: Iterable[str]
+    ) -> fx.Node:
+        self.check_new(new.name)
+        node = self.graph.create_node("call_function", target, tuple(args), dict(kwargs), new.name)
+        node.name = new.name  # also where an earlier node had it that is gone
+        self.named[new.name], self.at[node] = node, new.at
+        self._made.append(node)
+        node.meta.update(own_meta({key: new.like.meta[key] for key in kept if key in new.like.meta}))
+        return node
+
+    def replace(self, old: fx.Node, new: fx.Node, users: Iterable[fx.Node] | None = None) -> None:
+        """Users of a node (or only some of them) take another one instead."""
+        for user in self.users(old) if users is None else users:
+            self._remember(user)
+            user.replace_input_with(old, new)
+
+    def remove(self, node: fx.Node, first: fx.Node, last: fx.Node) -> None:
+        """Take a node away that nobody uses any more; ``first`` (after others) and ``last`` (before) stand for it."""
+        assert not self.users(node), f"{node} is used by {self.users(node)}"
+        self._gone[node] = (first, last)
+        del self.named[node.name]
+
+    def order(self) -> list[fx.Node]:
+        """All nodes that stay: each where its place is, what it needs is pulled ahead of it."""
+        stay = (node for node in self.at if node not in self._gone)
+        return sort_by_place(self.at, stay, self._before(), lambda _: (), lambda node: node.name, self.rewrites)
+
+    def in_order(self, names: Sequence[str]) -> list[fx.Node]:
+        """All nodes that stay, in an order of the rewritten problem; names with a dot stand for no node of a graph."""
+        order = [self.named[name] for name in names if name in self.named]
+        unknown = [name for name in names if name not in self.named and "." not in name]
+        if unknown or len(order) != len(self.named) or len(set(order)) != len(order):
+            missing = sorted(self.named.keys() - set(names))
+            raise RewriteError(
+                f"the order has {len(order)} of the {len(self.named)} nodes of the rewritten graph: it lacks "
+                f"{missing[:3]} and has {unknown[:3]} that are not there."
+            )
+        done, before = set[fx.Node](), self._before()
+        for node in order:
+            late = [u for u in before(node) if u not in done]
+            if late:
+                raise RewriteError(f"the order has {node.name!r} before {late[0].name!r}, which it needs.")
+            done.add(node)
+        return order
+
+    def gone(self) -> list[fx.Node]:
+        """The nodes that go, each before what it takes; all of their users go, too."""
+        return list(TopologicalSorter({node: list(node.users) for node in self._gone}).static_order())
+
+    def undo(self) -> None:
+        """The graph as it was."""
+        for user, (args, kwargs) in self._took.items():
+            user.args, user.kwargs = args, kwargs
+        for node in reversed(self._made):
+            self.graph.erase_node(node)
+
+    def _remember(self, node: fx.Node) -> None:
+        self._took.setdefault(node, (node.args, dict(node.kwargs)))
 
     def name(self, v: fx.Node) -> str:
         return v.name
@@ -95,7 +299,7 @@ class GraphMaker(GraphDraft):
         shared = {
             "operator": op,
             "process group": group,
-            "type and reduction": f"{_name(taken.dtype)} {_reduction(node)}".rstrip() + where,
+            "type and reduction": f"{str(taken.dtype).removeprefix('torch.')} {_reduction(node)}".rstrip() + where,
             "device": str(taken.device),
             "number of ranks": ranks,
         }
@@ -162,7 +366,12 @@ class GraphMaker(GraphDraft):
         old = argument.of(v.args, v.kwargs)
         if old in carried:
             carried[group] = carried[old]
-        self.set_argument(v, argument, group)
+        self._remember(v)
+        position, name = argument
+        if 0 <= position < len(v.args):
+            v.update_arg(position, group)
+        else:
+            v.update_kwarg(name, group)
 
     def _carried(self) -> dict[str, Any]:
         """The groups that the graph of a dump carries along."""
@@ -213,33 +422,28 @@ class GraphMaker(GraphDraft):
         refuse_if(self.facts.written(source), f"something writes to {name!r}: its copy would not know.")
         return source
 
-    def to_host(self, new: New[fx.Node]) -> fx.Node:
+    def transfer(self, new: New[fx.Node], op: str, of: fx.Node) -> fx.Node:
+        """``torch.ops.ao`` on CUDA devices, a plain copy elsewhere."""
         value = new.like.meta["val"]
+        device, sizes = value.device, (list(value.shape), list(value.stride()))
         with value.fake_mode:
-            host = torch.empty(value.shape, dtype=value.dtype, device="cpu")
-        return self._transfer(new, "offload", (new.like,), host)
-
-    def to_device(self, new: New[fx.Node], there: fx.Node) -> fx.Node:
-        value = new.like.meta["val"]
-        sizes = list(value.shape), list(value.stride())
-        with value.fake_mode:
-            back = torch.empty_strided(*sizes, dtype=value.dtype, device=value.device)
-        return self._transfer(new, "reload", (there, value.device, *sizes), back)
-
-    def wait_copied(self, new: New[fx.Node], launch: fx.Node, behind: fx.Node) -> fx.Node:
-        return self._transfer(new, "wait_tensor", (launch, behind), launch.meta["val"])
-
-    def _transfer(self, new: New[fx.Node], op: str, args: tuple[Any, ...], gives: FakeTensor) -> fx.Node:
-        """``torch.ops.ao`` on CUDA devices, a plain copy or nothing elsewhere."""
-        if new.like.meta["val"].device.type == "cuda":
-            return self.call(new, getattr(_offload_operators(), op).default, args, value=gives)
-        if op == "wait_tensor":
-            return self.call(new, _ATEN.alias.default, args[:1], value=gives)
-        return self.call(new, _ATEN._to_copy.default, args[:1], {"device": gives.device}, gives)
+            if op == OFFLOAD:
+                given = torch.empty(value.shape, dtype=value.dtype, device="cpu")
+            else:
+                given = torch.empty_strided(*sizes, dtype=value.dtype, device=device)
+        end = New(f"{new.name}_wait", new.at, new.like)
+        if device.type != "cuda":
+            launch = self.call(new, _ATEN._to_copy.default, (of,), {"device": given.device}, given)
+            return self.call(end, _ATEN.alias.default, (launch,), value=given)
+        args = (of,) if op == OFFLOAD else (of, device, *sizes)
+        launch = self.call(new, getattr(_offload_operators(), op).default, args, value=given)
+        return self.call(end, torch.ops.ao.wait_tensor.default, (launch, of), value=given)
 
     def repeat(self, new: New[fx.Node], made: Mapping[fx.Node, fx.Node]) -> fx.Node:
         args, kwargs = fx.node.map_arg((new.like.args, new.like.kwargs), lambda one: made.get(one, one))
-        copy = self.call_again(new, args, kwargs)
+        copy = self._create(new, new.like.target, args, kwargs, new.like.meta)
+        self._originals[copy] = self.originals(new.like)
+        self.after[copy] += self.after.get(new.like, ())
         for writer in self.next_writers(new.like):
             why = f"{new.like.name!r} cannot run again: {writer.name!r} writes to what it reads before that."
             refuse_if(self.at[writer] < new.at, why)
@@ -301,11 +505,14 @@ class GraphMaker(GraphDraft):
             names = [one.name for one in v.target._schema.arguments]
             args = tuple(changes.get(name, one) for name, one in zip(names, args, strict=False))
             kwargs = {**kwargs, **{name: one for name, one in changes.items() if name not in names[: len(args)]}}
+        part = self._create(new, v.target, args, kwargs, _KEPT_META)
+        self._originals[part] = self.originals(v)
         try:
-            return self.call_in_part(new, args, kwargs, self._parts)
+            part.meta.update(meta_in_part(part.target, part.args, part.kwargs, v, self._parts))
         except RuntimeError as error:  # a view of what lies otherwise in memory for a part; no symbol for a size
             why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0].rstrip('.')}"
             raise RewriteError(f"{v.name!r} cannot run in {self._parts} parts: {why}.") from None
+        return part
 
     def check_leave(self, v: fx.Node, leave: Leave, parts: Sequence[fx.Node]) -> None:
         given = self._region.gives[v]
@@ -319,6 +526,103 @@ class GraphMaker(GraphDraft):
         self.replace(v, out, users)
 
 
+def shares_storage(one: fx.Node, other: fx.Node) -> bool:
+    """Tell whether two values are tensors on one storage, and the first is computed."""
+    values = [node.meta.get("val") for node in (one, other)]
+    if one.op != "call_function" or not all(isinstance(value, FakeTensor) for value in values):
+        return False
+    here, there = (value.untyped_storage()._cdata for value in values)
+    return bool(here == there)
+
+
+def value_of(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Compute what a call gives, straight from the meta kernels: a tenth of what a ``FakeTensorMode`` takes.
+
+    Args:
+        target: What it calls.
+        args: With nodes.
+        kwargs: With nodes.
+    """
+    values, named = _values(args), _values(kwargs)
+    if target is operator.getitem:
+        return target(*values)
+    like = next(leaf for leaf in tree_leaves((values, named)) if isinstance(leaf, FakeTensor))
+    mode, device = like.fake_mode, like.fake_device
+    if named.get("device") is not None:  # what makes tensors would make real ones
+        device, named = torch.device(named["device"]), {**named, "device": "meta"}
+    with in_kernel_invocation_manager(mode), torch.no_grad():
+        result = target(*values, **named)
+    return tree_map(lambda one: FakeTensor(mode, one, device) if type(one) is torch.Tensor else one, result)
+
+
+def meta_in_part(
+    target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], whole: fx.Node, parts: int
+) -> dict[str, Any]:
+    """The value of a call in one of several parts, as metadata; with where new symbols are, where the whole says that.
+
+    Args:
+        target: What it calls.
+        args: With nodes.
+        kwargs: With nodes.
+        whole: The call that it is a part of.
+        parts: How many there are.
+
+    Raises:
+        RuntimeError: The operator does not work on these values.
+    """
+    values, named, of = _values(args), _values(kwargs), whole.meta["val"]
+    taken, given = tree_leaves((values, named)), tree_leaves(of)
+    fakes = [leaf for leaf in taken if isinstance(leaf, FakeTensor)]
+    if target is operator.getitem or (fakes and not any(map(_is_symbolic, (*taken, *given)))):
+        return {"val": value_of(target, args, kwargs)}
+    mode = next(leaf for leaf in (*fakes, *given) if isinstance(leaf, FakeTensor)).fake_mode
+    env = mode.shape_env
+    pending = [] if env is None else env.pending_fresh_unbacked_symbols
+    before = len(pending)
+    with mode, torch.no_grad():
+        value = target(*values, **named)
+    if getattr(env, _CONCLUDED, None) is not None:  # the call may have shown that some sizes are equal
+        setattr(env, _CONCLUDED, None)
+    fresh = set(pending[before:])
+    del pending[before:]  # torch would look for them in the next value that it makes
+    for new, old in zip(_sizes(value), _sizes(of), strict=True):
+        if isinstance(new, torch.SymInt) and isinstance(old, torch.SymInt) and new.node.expr in fresh:
+            _liken(new, old, parts)
+    bindings = whole.meta.get(BINDINGS)
+    if not bindings:
+        return {"val": value}
+    return {"val": value, BINDINGS: {key_get(value, path).node.expr: path for path in bindings.values()}}
+
+
+def _values(arguments: Any) -> Any:
+    return fx.node.map_arg(arguments, lambda node: node.meta.get("val", ""))  # kernels look at no process group
+
+
+def _is_symbolic(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return not all(type(size) is int for size in value.shape)
+    return isinstance(value, torch.SymInt)
+
+
+def _sizes(value: Any) -> list[Any]:
+    """All sizes in a value, in order: numbers, and shapes of tensors."""
+    return [size for leaf in tree_leaves(value) for size in (leaf.shape if isinstance(leaf, torch.Tensor) else (leaf,))]
+
+
+def _liken(new: torch.SymInt, old: torch.SymInt, parts: int) -> None:
+    """Tell of a symbol what is known of the whole's."""
+    env, symbol, of = new.node.shape_env, new.node.expr, old.node._expr  # as it was made, not what it is known to be
+    if of in env.size_like:
+        env.size_like.add(symbol)
+    known = env.var_to_range.get(of)
+    if known is not None and known.lower >= 0:
+        constrain_range(new, min=0)
+    hints = getattr(env, "var_to_hint_override", None)  # torch 2.11 has none
+    sizes = Sizes((), env)
+    if hints is not None and not sizes.follows(of):
+        hints[symbol] = -(-sizes.largest(of) // parts)
+
+
 def arguments(node: fx.Node) -> tuple[Any, ...]:
     """The arguments of a call in the order of its schema, however they are given; those left out are not there."""
     behind = [argument.name for argument in node.target._schema.arguments[len(node.args) :]]
@@ -328,10 +632,6 @@ def arguments(node: fx.Node) -> tuple[Any, ...]:
 def _reduction(node: fx.Node) -> str:
     """``"sum"``; ``""`` of a gather."""
     return "" if "gather" in LAUNCHES[node.target] else str(arguments(node)[1])
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _plain(what: str, node: fx.Node) -> FakeTensor:

@@ -6,7 +6,7 @@ const MARKS = [
   (c, x, y) => [[0, -9], [7, 0], [0, 9], [-7, 0]].forEach(([dx, dy]) => c.lineTo(x + dx, y + dy)),
 ];
 
-function frontierPicture({ points, others }) {
+function frontierPicture(points, others) {
   const all = [...points, ...others];
   const range = (values, shown = 1) => {
     const low = Math.min(...values), high = Math.max(...values, low * shown), margin = (high - low || high || 1) * 0.08;
@@ -14,9 +14,9 @@ function frontierPicture({ points, others }) {
   };
   const steps = range(all.map((point) => point.step_us), SHOWN), peaks = range(all.map((point) => point.peak_bytes));
   const [scale, stepUnit] = timeUnit(steps[1]);
-  others.forEach(({ name }, k) => {
+  others.forEach(({ title }, k) => {
     const entry = element("li", null);
-    entry.append(swatch(COLOURS.orders[k]), name);
+    entry.append(swatch(COLOURS.orders[k]), title);
     $("frontier-legend").append(entry);
   });
   newPicture("frontier-plot", 260, () => [...peaks, unitBytes, `peak (${bytesUnit}), simulated`], () => [...steps, scale, `step (${stepUnit})`],
@@ -36,4 +36,4 @@ function frontierPicture({ points, others }) {
     });
 }
 
-if (data.frontier) frontierPicture(data.frontier);
+if (data.frontier.length) frontierPicture(data.frontier, data.runs);

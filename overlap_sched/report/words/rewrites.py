@@ -2,7 +2,6 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from rich.table import Table
@@ -13,8 +12,7 @@ from overlap_sched.report.table import captioned_table
 from overlap_sched.report.units import change, count, duration, printable, size
 from overlap_sched.report.words.schedule import gap_percent
 from overlap_sched.scheduler.task import SAME_STEP
-from overlap_sched.transform.plan import Plan
-from overlap_sched.transform.records import Record
+from overlap_sched.transform.plan import Plan, Record
 from overlap_sched.transform.rewrites import (
     Bucket,
     Fission,
@@ -92,26 +90,19 @@ def what_text(rewrite: Rewrite) -> str:
 
 
 class Cost(NamedTuple):
-    """What one rewrite costs, or several of one kind together.
+    """What one rewrite costs.
 
     Attributes:
         kind, op: Of the rewrite; the operator of the node whose value it is about.
-        number: How many rewrites.
-        bytes: What they need not keep.
-        compute_us: What they add to the compute stream. copy_us: to the streams of host copies.
+        bytes: What it need not keep.
+        compute_us: What it adds to the compute stream. copy_us: to the streams of host copies.
     """
 
     kind: str
     op: str
-    number: int
     bytes: int
     compute_us: float
     copy_us: float
-
-    @property
-    def us_per_gib(self) -> float:
-        """Compute and, counted the same, copies, per GiB not kept; infinite where nothing is freed."""
-        return (self.compute_us + self.copy_us) / (self.bytes / 2**30) if self.bytes > 0 else math.inf
 
 
 def costs(found: Fit) -> list[Cost]:
@@ -130,45 +121,29 @@ def _cost(found: FitPoint, nodes: dict[str, Node], one: Rewrite, alone: Effect |
             op = next((node.op for node in copies if node.alloc), "")
             compute_us = sum(node.time_us for node in copies)
         case Offload():
-            launches = [nodes[name] for name in (one.name, one.back) if name in nodes]
+            launches = [nodes[name] for name in (one.name, one.new_name(one.node)) if name in nodes]
             op = nodes[one.node].op if one.node in nodes else ""
-            freed, copy_us = (
-                max((node.bytes for node in launches[:1]), default=0),
-                sum(node.time_us for node in launches),
-            )
+            freed, copy_us = sum(node.bytes for node in launches[:1]), sum(node.time_us for node in launches)
         case Fission() if alone is not None:  # before other rewrites: what the peak falls by, what smaller kernels cost
             op = f"{len(one.nodes):,} nodes in {one.parts} parts"
             freed, compute_us = max(alone.bytes, 0), max(alone.compute_us, 0.0)
-    return Cost(type(one).__name__.lower(), op, 1, freed, compute_us, copy_us)
-
-
-def grouped(found: Sequence[Cost]) -> list[Cost]:
-    """Those of one kind and operator together, the cheapest per byte first."""
-    groups: dict[tuple[str, str], list[Cost]] = defaultdict(list)
-    for one in found:
-        groups[one.kind, one.op].append(one)
-    sums = (tuple(map(sum, zip(*(one[2:] for one in ones), strict=True))) for ones in groups.values())
-    together = [Cost(*key, *of) for key, of in zip(groups, sums, strict=True)]
-    return sorted(together, key=lambda one: (one.us_per_gib, one.kind, one.op))
+    return Cost(type(one).__name__.lower(), op, freed, compute_us, copy_us)
 
 
 def rewrites_table(found: Fit) -> Table:
     """Rewrites by kind and operator, worst cost per byte last; for :mod:`rich` to print."""
-    rows = [
-        (
-            one.kind,
-            printable(one.op),
-            f"{one.number:,}",
-            size(one.bytes),
-            duration(one.compute_us),
-            duration(one.copy_us),
-            duration(one.us_per_gib) if one.bytes > 0 else "nothing freed",
-        )
-        for one in grouped(costs(found))
-    ]
+    groups, rows = defaultdict[tuple[str, str], list[Cost]](list), list[tuple[float, str, *tuple[str, ...]]]()
+    for one in costs(found):
+        groups[one.kind, one.op].append(one)
+    for (kind, op), ones in groups.items():
+        freed, compute_us, copy_us = (sum(of) for of in zip(*(one[2:] for one in ones), strict=True))
+        per_gib_us = (compute_us + copy_us) / freed * 2**30 if freed > 0 else math.inf
+        last = duration(per_gib_us) if freed > 0 else "nothing freed"
+        cells = (printable(op), f"{len(ones):,}", size(int(freed)), duration(compute_us), duration(copy_us), last)
+        rows.append((per_gib_us, kind, *cells))
     caption = "Copies run beside compute; what they cost shows in the step. Worst cost per byte last."
-    heads = ("of", "how many", "bytes", "compute", "copies", "per GiB")
-    return captioned_table(f"{printable(found.best.problem.name)}: what is not kept", caption, heads, "rewrite", rows)
+    heads, title = ("of", "how many", "bytes", "compute", "copies", "per GiB"), printable(found.best.problem.name)
+    return captioned_table(f"{title}: what is not kept", caption, heads, "rewrite", [row[1:] for row in sorted(rows)])
 
 
 def points_table(found: Fit) -> Table:

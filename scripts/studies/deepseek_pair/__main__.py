@@ -18,14 +18,13 @@ has no sizes: memory is not limited. Simulated, but for the rows of the trace.
 
 import argparse
 import json
-import sys
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from llama_repro.harness.console import guarded, markdown_table
+from llama_repro.harness.console import markdown_table
 from overlap_sched import Options, schedule
 from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import violation
@@ -116,15 +115,11 @@ def order_by_start(problem: Problem, starts_us: Sequence[float]) -> Order:
     return tuple(sorted(problem.original_order, key=places.__getitem__))
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table; returns the exit status."""
+def main() -> None:
+    """Print steps and exposed times, with and without what waits for other ranks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trace", type=Path, help="train.json of deepseek-ai/profile-data")
-    return guarded("deepseek_pair", lambda: print_table(parser.parse_args(arguments).trace))
-
-
-def print_table(trace: Path) -> int:
-    """Print steps and exposed times, with and without what waits for other ranks."""
+    trace = parser.parse_args().trace
     rows = []
     for notify in (True, False):
         problem, by_hand = make_problem(read_phases(trace, notify))
@@ -140,8 +135,7 @@ def print_table(trace: Path) -> int:
             cells = (f"{step_us / 1e3:.3f}", f"{(step_us - compute_us) / 1e3:.3f}", f"{1 - compute_us / step_us:.1%}")
             rows.append(("counted" if notify else "left out", name, *cells))
     print(markdown_table(("notify", "order", "step, ms", "exposed, ms", "of the step"), rows))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -22,7 +22,7 @@ import torch
 
 from llama_repro.harness.console import markdown_table
 from llama_repro.harness.record import provenance, write_record
-from overlap_sched.fx.rewrites.batches import batch_fissions
+from overlap_sched.fx.fitting import batch_fissions
 from overlap_sched.joint.graphs import copy_of
 from overlap_sched.problem import Problem
 from overlap_sched.transform.prices import Prices
@@ -164,7 +164,6 @@ def rows_of(workload: Workload, options: argparse.Namespace) -> Iterator[Row]:
         yield measure_way(problem, f"ours, parts of the batch alone{more}", split)
     else:
         yield measure_way(problem, "our order alone", partial(ways.reorder, problem))
-        yield measure_way(problem, "DTR", partial(ways.rematerialize, problem))
         yield measure_way(problem, "torch's partitioner", partial(ways.partition, workload, joint))
         yield measure_way(problem, "ours", partial(ways.fit_step, problem, prices, options.effort, fissions))
         yield from published_rows(problem.name)

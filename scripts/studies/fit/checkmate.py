@@ -29,7 +29,7 @@ from typing import Any
 
 from overlap_sched.errors import MissingExtraError
 from overlap_sched.problem import Kind, NodeId, Problem, StorageId
-from overlap_sched.transform.recompute import refusal
+from overlap_sched.transform.apply import refusal
 
 UNIT_BYTES = 2**16
 """The program counts in these, rounded up: it never says that something fits that does not."""

@@ -45,4 +45,4 @@ DTR: Mapping[str, Published] = {
     "GPT-Neo-1.3B": Published(None, 0.851, 0.133, None),
     "BTLM-3B": Published(None, None, None, None),
 }
-"""By workload: DTR as MegEngine has it, in the same figures; to compare our simulation of it with."""
+"""By workload: DTR (arXiv 2006.09616) as MegEngine has it, in the same figures."""

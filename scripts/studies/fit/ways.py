@@ -20,11 +20,9 @@ from overlap_sched.judge.validate import peak_memory
 from overlap_sched.peak_memory import best_order
 from overlap_sched.problem import Kind, Node, NodeId, Order, Problem, Storage
 from overlap_sched.transform.apply import apply
-from overlap_sched.transform.host import HostLink
-from overlap_sched.transform.prices import Prices
+from overlap_sched.transform.prices import HostLink, Prices
 from overlap_sched.transform.rewrites import Fission
 from scripts.studies.fit.checkmate import Program, Runs, blocks_of
-from scripts.studies.fit.dtr import OverBudgetError, dtr_run
 from tests.support.traced_step import Workload, with_updates
 
 LIMITS = (0.8, 0.6, 0.4)
@@ -33,8 +31,7 @@ SLOWDOWNS = (0.05, 0.10)
 """Limits of the step: so much slower than the original."""
 PCIE_3 = HostLink("PCIe 3.0 x16", 12.6e9)
 """MAGIS's machine: Xeon Silver 4210R (Intel's product page: PCI Express 3.0), so 15.75 GB/s in one direction; 0.8 of
-it, as the other links of :mod:`overlap_sched.transform.host`."""
-DTR_BUDGETS = tuple(n / 20 for n in range(19, 2, -1))
+it, as the other links of :mod:`overlap_sched.transform.prices`."""
 SOLVER_BUDGETS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4)
 PARTITIONER_BUDGETS = tuple(n / 10 for n in range(11))
 """Of ``torch._functorch.config.activation_memory_budget``. 1.0 (its default) recomputes where it thinks that faster."""
@@ -88,16 +85,6 @@ def lift_step(workload: Workload, step: fx.GraphModule, ramp_us: float = 0.0) ->
 def reorder(problem: Problem) -> Iterator[Point]:
     """Our order with the lowest peak, nothing recomputed."""
     yield point(problem, best_order(problem).order)
-
-
-def rematerialize(problem: Problem) -> Iterator[Point]:
-    """DTR's rule at all budgets that it can keep to, in the original order."""
-    original_bytes = point(problem).peak_bytes
-    for share in DTR_BUDGETS:
-        try:
-            yield point(repeat_nodes(problem, dtr_run(problem, int(share * original_bytes))))
-        except OverBudgetError:
-            continue
 
 
 def repeat_nodes(problem: Problem, run: Sequence[NodeId]) -> Problem:

@@ -25,7 +25,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {"ours": {}, "memory": {"base": "memory"}}
 
 
 def compiled(model: nn.Module, how: str) -> nn.Module:
-    """A model as one of :data:`~scripts.studies.footprint.modes.MEASURED` runs it."""
+    """A model as one of :data:`~scripts.studies.footprint.rows.MEASURED` runs it."""
     mode, _, ours = how.partition("+")
     if mode == "eager":
         return torch.compile(model, backend="overlap_sched", options=_OPTIONS[ours]) if ours else model

@@ -1,17 +1,41 @@
 """Models of Hugging Face's ``transformers``, made small by their own configurations, with random weights."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from scripts.studies.footprint.entry import Entry
-
 _TRANSFORMERS = "transformers"
 _WORDS, _CLASSES = 2000, 100
 _BLOCKS = {"hidden_size": 192, "num_hidden_layers": 3, "num_attention_heads": 6, "intermediate_size": 768}
 _TOKENS = {"vocab_size": _WORDS, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A model, what it stands for, and its batch: inputs, then labels.
+
+    Attributes:
+        name, kind: What it is.
+        build, batch: Make it, and its batch.
+        library: The package that it comes from; ``""``: none but torch.
+    """
+
+    name: str
+    kind: str
+    build: Callable[[], nn.Module]
+    batch: Callable[[], tuple[Tensor, ...]]
+    library: str = ""
+
+    @property
+    def missing(self) -> str:
+        """Why it cannot be built here; ``""``: it can."""
+        if not self.library or find_spec(self.library) is not None:
+            return ""
+        return f"{self.library} is not installed: pip install {self.library}"
 
 
 class _Logits(nn.Module):

@@ -10,8 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from scripts.studies.footprint.entry import Entry
-from scripts.studies.footprint.library import LIBRARY
+from scripts.studies.footprint.library import LIBRARY, Entry
 
 
 class _Patches(nn.Module):

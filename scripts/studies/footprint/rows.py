@@ -5,19 +5,37 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
+from overlap_sched.errors import OverlapSchedError
 from overlap_sched.report.units import size
-from scripts.studies.footprint.errors import FootprintError
 from scripts.studies.footprint.events import KINDS, Peak
-from scripts.studies.footprint.modes import PLAIN, STEPS, by
 
+PLAIN = ("eager", "default", "dynamic", "max-autotune")
+"""``dynamic``: ``dynamic=True``. ``max-autotune``: without CUDA graphs, which need a GPU."""
+OURS = ("ours", "memory")
+"""Our pass with its defaults, and with ``base="memory"``; where torch runs eagerly, as ``backend="overlap_sched"``."""
+GRAPHS = {"reduce-overhead": "default", "dynamic, CUDA graphs": "dynamic", "max-autotune": "max-autotune"}
+"""Modes with CUDA graphs: from the allocations of which mode that runs here their pool is predicted."""
+STEPS = ("partitioned", "not donated")
+"""On the way from eager to default: the partitioned graph, operator by operator; Inductor without donated buffers."""
+
+
+def by(mode: str, ours: str) -> str:
+    """The name of a mode with our pass."""
+    return f"{mode}+{ours}"
+
+
+MEASURED = (*PLAIN, *STEPS, *(by(mode, ours) for ours in reversed(OURS) for mode in PLAIN))
+"""All that runs here."""
 _LEAST = 0.02
 """Of eager's peak: smaller differences are not explained."""
+
+
+class FootprintError(OverlapSchedError, RuntimeError):
+    """A model did not run in a mode of ``torch.compile``."""
 
 
 @dataclass(frozen=True)
@@ -26,14 +44,14 @@ class Row:
 
     Attributes:
         model, kind: What it is.
-        peaks: By mode of :data:`~scripts.studies.footprint.modes.MEASURED`.
+        peaks: By mode of :data:`MEASURED`.
         failed: By mode, why it gave nothing.
     """
 
     model: str
     kind: str
-    peaks: Mapping[str, Peak]
-    failed: Mapping[str, str]
+    peaks: dict[str, Peak]
+    failed: dict[str, str]
 
     def ratio(self, mode: str) -> float | None:
         """Compression, as the dashboard of PyTorch has it: eager's peak by the mode's; ``None``: one is missing."""
@@ -47,12 +65,12 @@ class Row:
         return None if peak is None else peak.pool_bytes + peak.kinds[KINDS[0]]
 
 
-def measured(model: str, mode: str, timeout_s: float, cache: str) -> dict[str, Any]:
+def measure_peak(model: str, mode: str, timeout_s: float, cache: str) -> Peak:
     """What the child found.
 
     Args:
         model: Of the list.
-        mode: Of :data:`~scripts.studies.footprint.modes.MEASURED`.
+        mode: Of :data:`MEASURED`.
         timeout_s: When it is given up.
         cache: A folder for Inductor's kernels: modes share most of them.
 
@@ -76,13 +94,8 @@ def measured(model: str, mode: str, timeout_s: float, cache: str) -> dict[str, A
         if done.returncode or not out.exists():
             said = done.stderr.strip().splitlines() or ["no output"]
             raise FootprintError(f"{model}, {mode}: exit status {done.returncode}: {said[-1]}")
-        found: dict[str, Any] = json.loads(out.read_text())
-        return found
-
-
-def peak_from(data: Mapping[str, Any]) -> Peak:
-    """The inverse of ``asdict``."""
-    return Peak(data["bytes"], data["backward"], dict(data["kinds"]), data["pool_bytes"])
+        found = json.loads(out.read_text())
+        return Peak(found["bytes"], found["backward"], found["kinds"], found["pool_bytes"])
 
 
 def explanation(row: Row, mode: str = "default", beside: str = "eager") -> str:

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from overlap_sched.report.units import size
 from scripts.studies.footprint.events import KINDS
-from scripts.studies.footprint.modes import GRAPHS, OURS, PLAIN, by
-from scripts.studies.footprint.rows import Row, explanation, steps, unlike_default
+from scripts.studies.footprint.rows import GRAPHS, OURS, PLAIN, Row, by, explanation, steps, unlike_default
 
 _TITLES = {"": "", "ours": ", ours", "memory": ", ours, memory"}
 

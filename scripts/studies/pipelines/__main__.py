@@ -7,6 +7,7 @@ limit of all ranks is what the named schedule that is asked about needs.
 import argparse
 import time
 from dataclasses import replace
+from itertools import product
 
 from overlap_sched.pipeline.best import find_pipeline
 from overlap_sched.pipeline.compare import PlannedPipeline, compare_schedules, named_schedules
@@ -22,17 +23,10 @@ def job_of(ranks: int, micro_batches: int) -> PipelineJob:
     """A stage per layer, and the head."""
     stages = []
     for layers in (*(1.0,) * LAYERS, HEAD):
-        stages.append(
-            PipelineStage(
-                PipelineBlock(round(layers * F_US), 0, OUTPUT),
-                PipelineBlock(round(layers * I_US) + round(layers * W_US), 0, OUTPUT),
-                PipelineBlock(round(layers * I_US), 0, OUTPUT),
-                PipelineBlock(round(layers * W_US)),
-                int(layers * SAVED),
-                int(layers * KEPT),
-                int(PARAMETERS * layers / LAYERS),
-            )
-        )
+        f, i, w = (round(layers * us) for us in (F_US, I_US, W_US))
+        blocks = (PipelineBlock(us, 0, OUTPUT) for us in (f, i + w, i))
+        held = (int(layers * size) for size in (SAVED, KEPT, PARAMETERS / LAYERS))
+        stages.append(PipelineStage(*blocks, PipelineBlock(w), *held))
     places, route = tuple(s % ranks for s in range(LAYERS + 1)), Route(tuple(range(LAYERS + 1)), range(micro_batches))
     return PipelineJob(f"{ranks} x {micro_batches}", tuple(stages), places, ranks, (route,), PipelineLink(10.0, 50e9))
 
@@ -52,26 +46,23 @@ def main() -> None:
     print(
         "| ranks x micro-batches | limit: that of | best named | found | made from | bound | above it | gain | took |"
     )
-    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
-    for ranks in options.ranks:
-        for count in options.micro_batches:
-            job = job_of(ranks, count)
-            planned, _ = compare_schedules(job, named_schedules(job))
-            for name in options.limits:
-                limit = max(peak(one) for one in planned if one.name == name)
-                fits = [one for one in planned if peak(one) <= limit]
-                best = min(fits, key=lambda one: one.replay.step_us)
-                began = time.process_time()
-                found = find_pipeline(replace(job, memory_limit_bytes=(limit,) * ranks), 1)
-                took = time.process_time() - began
-                assert found is not None
-                us, named_us = found.plan.replay.step_us, best.replay.step_us
-                print(
-                    f"| {ranks} x {count} | {name}, {size(limit)} | {best.name}, {named_us / 1e3:.2f} ms | "
-                    f"{us / 1e3:.2f} ms | {found.made_from} | {found.bound_us / 1e3:.2f} ms | "
-                    f"{100 * (us / found.bound_us - 1):.2f} % | {100 * (1 - us / named_us):.2f} % | {took:.0f} s |",
-                    flush=True,
-                )
+    print("| --- " * 9 + "|")
+    for ranks, count in product(options.ranks, options.micro_batches):
+        job = job_of(ranks, count)
+        planned, _ = compare_schedules(job, named_schedules(job))
+        for name in options.limits:
+            limit = max(peak(one) for one in planned if one.name == name)
+            best = min((one for one in planned if peak(one) <= limit), key=lambda one: one.replay.step_us)
+            began = time.process_time()
+            found = find_pipeline(replace(job, memory_limit_bytes=(limit,) * ranks), 1)
+            assert found is not None
+            us, named_us = found.plan.replay.step_us, best.replay.step_us
+            print(
+                f"| {job.name} | {name}, {size(limit)} | {best.name}, {named_us / 1e3:.2f} ms | {us / 1e3:.2f} ms | "
+                f"{found.made_from} | {found.bound_us / 1e3:.2f} ms | {100 * (us / found.bound_us - 1):.2f} % | "
+                f"{100 * (1 - us / named_us):.2f} % | {time.process_time() - began:.0f} s |",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

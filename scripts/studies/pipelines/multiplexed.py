@@ -7,12 +7,13 @@ multiplexed graphs do), and some more.
 """
 
 import argparse
+from itertools import product
 from pathlib import Path
 
 from overlap_sched.judge.replay import Replay
 from overlap_sched.options import Options
-from overlap_sched.pipeline.graphs import GraphSource, JobGraphs, MeasuredGraph
-from overlap_sched.problem import Kind, Order, Problem
+from overlap_sched.pipeline.graphs import GraphSource, JobGraphs
+from overlap_sched.problem import Kind, Problem
 from overlap_sched.problem.file import read_problem
 from overlap_sched.problem.parts import cut_problem
 from overlap_sched.report.units import size
@@ -21,7 +22,6 @@ from overlap_sched.scheduler.driver import schedule
 DEEPSEEK, LOSS = "llama_repro/titan/graphs/titan-deepseek3-16b-fsdp64-ep8.json.gz", ("split_with_sizes_82", "slice_289")
 """Where the loss begins to work in chunks, and where its backward has ended."""
 LLAMA = "scripts/instances/llama3_8b_{}_64_2d.json.gz"
-EXCHANGES = ("all_to_all",)
 
 
 def halves(model: str) -> tuple[Problem, Problem]:
@@ -35,11 +35,11 @@ def halves(model: str) -> tuple[Problem, Problem]:
     return cut_problem(front, first)[0], back
 
 
-def exposed_us(problem: Problem, line: Replay, kinds: tuple[str, ...]) -> float:
-    """What compute waits for collectives of some kinds; of all without any."""
+def exposed_us(problem: Problem, line: Replay, kind: str = "") -> float:
+    """What compute waits for collectives of a kind; of all without any."""
     launches = {v: node.collective for v, node in enumerate(problem.nodes) if node.kind is Kind.WAIT}
     ops = {v: "" if launch is None else problem.nodes[launch].op for v, launch in launches.items()}
-    return sum(line.stall_us[v] for v, op in ops.items() if op.startswith(kinds or ""))
+    return sum(line.stall_us[v] for v, op in ops.items() if op.startswith(kind))
 
 
 def main() -> None:
@@ -50,43 +50,32 @@ def main() -> None:
     options = parser.parse_args()
     print("| model | headroom | order | step | exposed | of it all_to_all | peak |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
-    for model in options.models:
+    for model, headroom in product(options.models, options.headrooms):
         ahead, back = halves(model)
-        for headroom in options.headrooms:
-            row(model, headroom, ahead, back)
+        print_rows(f"| {model} | {headroom} |", ahead, back, Options(headroom=headroom))
 
 
-def row(model: str, headroom: str, ahead: Problem, back: Problem) -> None:
-    """Print the rows of one headroom."""
-
-    def order(problem: Problem) -> Order:
-        return schedule(problem, Options(headroom=headroom)).order
-
-    graphs = JobGraphs(lambda source: ahead if source.path.name == "forward" else back, order)
-    for name in ("forward", "backward"):
+def print_rows(begin: str, ahead: Problem, back: Problem, options: Options) -> None:
+    """Print graphs that run one behind the other as written and ordered, and both interleaved."""
+    both = {"forward": ahead, "backward": back}
+    graphs = JobGraphs(lambda source: both[source.name], lambda problem: schedule(problem, options).order)
+    for name in both:
         graphs.whole(GraphSource(name, Path(name), None, ()), None)
-    pair = graphs.interleaved("forward", "backward")
-    line("as written", model, headroom, [(one, True) for one in graphs.graphs.values()])
-    line("each ordered", model, headroom, [(one, False) for one in graphs.graphs.values()])
-    line("interleaved", model, headroom, [(pair, False)])
-
-
-def line(name: str, model: str, headroom: str, runs: list[tuple[MeasuredGraph, bool]]) -> None:
-    """Print one row: graphs that run one behind the other."""
-    judged = [(one.problem, one.before if written else one.ordered) for one, written in runs]
-    step, exposed, exchanges = (
-        sum(values) / 1e3
-        for values in (
-            [run.timeline.step_us for _, run in judged],
-            [exposed_us(problem, run.timeline, ()) for problem, run in judged],
-            [exposed_us(problem, run.timeline, EXCHANGES) for problem, run in judged],
+    apart, pair = list(graphs.graphs.values()), graphs.interleaved("forward", "backward")
+    rows = {
+        "as written": [(one.problem, one.before) for one in apart],
+        "each ordered": [(one.problem, one.ordered) for one in apart],
+        "interleaved": [(pair.problem, pair.ordered)],
+    }
+    for name, runs in rows.items():
+        lines = [(problem, run.timeline) for problem, run in runs]
+        times = (
+            sum(line.step_us for _, line in lines),
+            sum(exposed_us(problem, line) for problem, line in lines),
+            sum(exposed_us(problem, line, "all_to_all") for problem, line in lines),
         )
-    )
-    peak = size(max(max(run.profile) for _, run in judged)) if len(judged) == 1 else ""
-    print(
-        f"| {model} | {headroom} | {name} | {step:.2f} ms | {exposed:.2f} ms | {exchanges:.2f} ms | {peak} |",
-        flush=True,
-    )
+        peak = size(max(runs[0][1].profile)) if len(runs) == 1 else ""
+        print(begin, name, "|", *(f"{us / 1e3:.2f} ms |" for us in times), peak, "|", flush=True)
 
 
 if __name__ == "__main__":

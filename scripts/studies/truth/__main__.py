@@ -22,20 +22,21 @@ from msgspec import structs
 
 from llama_repro.harness.console import guarded, markdown_table
 from overlap_sched.cost import DEVICES, Collective, Compute, Device, Roofline
-from overlap_sched.cost.cluster import Cluster, read_cluster, shipped_clusters
-from overlap_sched.cost.collectives import model_of
+from overlap_sched.cost.cluster import Cluster, read_cluster
+from overlap_sched.cost.collectives import model_of, setting, ways
 from overlap_sched.cost.toml_file import Bandwidth
 from overlap_sched.errors import CostError
 from overlap_sched.problem import Group
-from overlap_sched.report.pictures import check_plot, new_figure, write_picture
+from overlap_sched.report.pictures import new_figure, write_picture
 
 TRUTH = Path(__file__).resolve().parents[2] / "truth"
 NEAR = (0.8, 1.25)
 SIZES = ((2**16, "< 64 KiB"), (2**20, "64 KiB - 1 MiB"), (2**24, "1 - 16 MiB"), (2**28, "16 - 256 MiB"))
-HEADINGS = ("class", "where", "rows are", "rows", "lower quartile", "median", "upper quartile", "in 0.8 to 1.25")
+HEADINGS = ("table", "class", "where", "rows are", "rows", "25 %", "median", "75 %", "in 0.8 to 1.25")
 CLUSTERS = {  # by what the name of a GPU or of a fabric has in it; the first counts
-    "EFA 4x": "dgx-a100", "EFA": "dgx-h100", "TCPXO": "dgx-h100", "H200": "dgx-h200", "B200": "dgx-b200",
-    "H100": "dgx-h100", "H800": "dgx-h100", "A100": "dgx-a100", "MI300X": "mi300x",
+    "EFA 4x": "aws-p4d", "EFA": "aws-p5", "TCPXO": "gcp-a3-mega", "GKE": "gcp-a3-ultra", "GB200": "gb200-nvl72",
+    "H200": "dgx-h200", "B200": "dgx-b200", "SM100": "dgx-b200", "H100": "dgx-h100", "SM90": "dgx-h100",
+    "H800": "dgx-h800", "A100": "dgx-a100", "MI300X": "mi300x",
 }  # fmt: skip
 
 
@@ -68,8 +69,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    if options.plot:
-        check_plot(options.plot)
     skipped: Counter[str] = Counter()
     rows = (row for path in options.files for row in csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
     found = list(compare(rows, skipped))
@@ -78,16 +77,15 @@ def _run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({"rows": [one._asdict() for one in found], "skipped": skipped}))
         return 0
-    for table in dict.fromkeys(one.table for one in found):
-        groups: defaultdict[tuple[str, ...], list[float]] = defaultdict(list)
-        for one in found:
-            for key in [(one.kind, one.place, one.rows_are), ("all", "", one.rows_are)] if one.table == table else []:
-                groups[key].append(one.ratio)
-        lines = [(*key, *summarize(ratios)) for key, ratios in sorted(groups.items())]
-        print(f"\n{table}, predicted over measured:\n\n{markdown_table(HEADINGS, lines)}")
+    groups: defaultdict[tuple[str, ...], list[float]] = defaultdict(list)
+    for one in found:
+        groups[one.table, one.kind, one.place, one.rows_are].append(one.ratio)
+        groups[one.table, "all", "", one.rows_are].append(one.ratio)
+    lines = [(*key, *summarize(ratios)) for key, ratios in sorted(groups.items())]
+    print(f"Predicted over measured:\n\n{markdown_table(HEADINGS, lines)}")
     worst = sorted(found, key=lambda one: -abs(np.log(one.ratio)))[:10]
-    cells = [(f"{one.ratio:.2f}", *one[1:3], one.what, one.source) for one in worst]
-    print(f"\nThe ten worst rows:\n\n{markdown_table(('ratio', *HEADINGS[:2], 'what', 'source'), cells)}\n")
+    cells = [(f"{one.ratio:.2f}", *one[:5]) for one in worst]
+    print(f"\nThe ten worst rows:\n\n{markdown_table(('ratio', *HEADINGS[:3], 'source', 'what'), cells)}\n")
     print("\n".join(f"{count} rows skipped: {why}" for why, count in skipped.items()))
     return 0
 
@@ -110,6 +108,8 @@ def _priced(row: Mapping[str, str]) -> Comparison:
         return _kernel(row)
     if "busbw_gbs" in row:
         return _collective(row)
+    if "tokens_per_rank" in row:
+        return _exchange(row)
     raise CostError("whole steps are not predicted here" if "global_batch" in row else "their columns are not known")
 
 
@@ -120,41 +120,58 @@ def _kernel(row: Mapping[str, str]) -> Comparison:
         kind += ", contiguous" if "vectorized" in row["kernel"] else ", strided"
     if border := {"pointwise": 5, "gemm": 20}.get(row["class"]):
         kind += f", {'<' if us < border else 'from'} {border} us"
-    what = f"{row['op']} {row['dtype']} {row['input_shapes']}"
-    return Comparison(
-        "Kernels", kind, row["gpu"], row["trace"], what, Roofline(_device(row["gpu"])).compute_us(work), us
-    )
+    what, predicted_us = f"{row['op']} {row['dtype']} {row['input_shapes']}", Roofline(_device(row)).compute_us(work)
+    return Comparison("Kernels", kind, row["gpu"], row["trace"], what, predicted_us, us)
 
 
-def _device(gpu: str) -> Device:
-    known = (*DEVICES, *(read_cluster(name).device for name in shipped_clusters()))
-    if named := [device for device in known if device.name.lower() in gpu.lower()]:
-        return max(named, key=lambda device: len(device.name))
-    raise CostError(f"no device is known for {gpu}")
+def _device(row: Mapping[str, str]) -> Device:
+    named = [device for device in DEVICES if device.name.lower() in row["gpu"].lower()]
+    return max(named, key=lambda device: len(device.name)) if named else _cluster(row).device
 
 
 def _collective(row: Mapping[str, str]) -> Comparison:
     if row["judgement"] != "sane":
         raise CostError("who collected them does not judge them sane")
-    cluster, nodes, size = _cluster(row), int(row["nodes"]), int(row["bytes"])
-    group = Group(int(row["ranks"]), True) if nodes == 1 else Group(int(row["ranks"]), False, nodes)
+    cluster, ranks, size = _cluster(row), int(row["ranks"]), int(row["bytes"])
+    # a node of several trays is one NVLink domain
+    nodes = int(row["nodes"]) if cluster.ranks_per_node <= 8 else -(-ranks // cluster.ranks_per_node)
+    group = Group(ranks, nodes == 1, nodes if nodes > 1 else 0)
     op = row["collective"].replace("alltoall", "all_to_all")
     label = next((label for below, label in SIZES if size < below), ">= 256 MiB")
     place = f"{cluster.name}, {nodes} node{'' if nodes == 1 else 's'}, {label}"
-    predicted_us, what = model_of(cluster).collective_us(Collective(op, size, group)), f"{row['ranks']} ranks, {size} B"
+    if forced := re.search(r"NCCL_ALGO=(\w+)", row["notes"]):
+        named = (way for way in ways(op, setting(cluster, ranks, nodes)) if way.algorithm == forced[1].lower())
+        predicted_us = sum(min(named, key=lambda way: way.expected_us(size)).time_us(size))
+    else:
+        predicted_us = model_of(cluster).collective_us(Collective(op, size, group))
+    what = f"{ranks} ranks, {size} B {row['notes']}"
     return Comparison("Collectives", op, place, row["source"], what, predicted_us, float(row["time_us"]))
+
+
+def _exchange(row: Mapping[str, str]) -> Comparison:
+    """DeepEP: its bandwidths are of bytes that count a token once for each rank (NVLink) or node that it goes to."""
+    cluster, ranks, experts = _cluster(row), int(row["ep"]), int(row["topk"])
+    nodes, low = -(-ranks // cluster.ranks_per_node), "low_latency_" if row["latency_us"] else ""
+    sent = int(row["tokens_per_rank"]) * int(row["hidden"]) * (2 if row["dtype"] == "bf16" else 1 + 4 / 128)
+    to_ranks, to_nodes = (sent * places * (1 - (1 - 1 / places) ** experts) for places in (ranks, min(nodes, 4)))
+    nbytes = sent * experts if low else to_ranks
+    logical = to_ranks if "NVLink" in row["bandwidth_of"] else to_nodes
+    measured_us = float(row["latency_us"] or logical / float(row["bandwidth_gbs"]) / 1e3)
+    work = Collective(low + row["operation"], round(nbytes), Group(ranks, nodes == 1, nodes if nodes > 1 else 0))
+    what, predicted_us = f"{ranks} ranks, {row['notes']}", model_of(cluster).collective_us(work)
+    return Comparison("Expert parallel", work.op, cluster.name, row["source"], what, predicted_us, measured_us)
 
 
 def _cluster(row: Mapping[str, str]) -> Cluster:
     """The shipped cluster of a GPU and its network, with cards as the row has them."""
-    name = next((name for word, name in CLUSTERS.items() if word in row["gpu"] + row["fabric"]), "")
-    if not name:
+    fabric, cards = row.get("fabric", ""), int(row.get("nics_per_node") or 0)
+    if (name := next((name for word, name in CLUSTERS.items() if word in row["gpu"] + fabric), None)) is None:
         raise CostError(f"no cluster is known for {row['gpu']}")
-    cluster, rate, cards = read_cluster(name), re.search(r"(\d+)G\b", row["fabric"]), int(row["nics_per_node"] or 0)
-    if cluster.across is None or not rate or not cards:
-        return cluster
-    card = {"card_bytes_per_s": Bandwidth(int(rate[1]) / 8 * 1e9), "cards_per_node": cards, "rails": cards}
-    return structs.replace(cluster, across=structs.replace(cluster.across, **card))
+    cluster, rate = read_cluster(name), re.search(r"(\d+)G\b", fabric)
+    if rate and cards:
+        card = {"card_bytes_per_s": Bandwidth(int(rate[1]) / 8 * 1e9), "cards_per_node": cards, "rails": cards}
+        cluster = structs.replace(cluster, across=structs.replace(cluster.across, **card))
+    return cluster
 
 
 def summarize(ratios: Sequence[float]) -> tuple[str, ...]:
@@ -164,13 +181,12 @@ def summarize(ratios: Sequence[float]) -> tuple[str, ...]:
 
 
 def _plot(found: Sequence[Comparison], path: str) -> None:
-    axes = (figure := new_figure(7, 6)).add_subplot()
+    axes = (figure := new_figure(7, 6)).add_subplot(xlabel="measured (us)", ylabel="predicted (us)")
     for table in dict.fromkeys(one.table for one in found):
         both = [(one.measured_us, one.predicted_us) for one in found if one.table == table]
-        axes.plot(*zip(*both, strict=True), ".", alpha=0.5, label=f"{table} ({len(both)})")
+        axes.loglog(*zip(*both, strict=True), ".", alpha=0.5, label=f"{table} ({len(both)})")
     for factor in (1.0, *NEAR):
-        axes.plot([1, 1e5], [factor, factor * 1e5], color="grey", linewidth=1.0 if factor == 1.0 else 0.5)
-    axes.set(xscale="log", yscale="log", xlabel="measured (us)", ylabel="predicted (us)")
+        axes.loglog([1, 1e5], [factor, factor * 1e5], color="grey", linewidth=0.5)
     axes.legend()
     write_picture(figure, path)
 

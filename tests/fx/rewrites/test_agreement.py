@@ -79,7 +79,8 @@ def takes_several(gm: fx.GraphModule) -> set[str]:
     """Nodes that take several results of one gathered shard."""
     found = set()
     for node in gm.graph.nodes:
-        sources = [u.args[0].args[0] for u in node.all_input_nodes if "wait_tensor" in u.name and u.op != "placeholder"]
+        waits = [u for u in node.all_input_nodes if "wait_tensor" in u.name and u.op != "placeholder"]
+        sources = [u.all_input_nodes[0].all_input_nodes[0] for u in waits]
         if len(sources) > len(set(sources)):
             found.add(node.name)
     return found

@@ -14,6 +14,7 @@ from overlap_sched.fx.fitting import fit_graph
 from overlap_sched.fx.rewrites import prepare, rewrite_graph
 from overlap_sched.judge.validate import peak_memory
 from overlap_sched.options import Options
+from overlap_sched.problem.precedence import find_reachable
 from overlap_sched.transform.apply import apply
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.rewrites import Fission
@@ -63,19 +64,10 @@ def without_order_of_reads(gm: fx.GraphModule, facts: dict[str, dict[str, Any]])
     taken = {node.name: {u.name for u in node.all_input_nodes} for node in gm.graph.nodes}
 
     def data(name: str, deps: list[str]) -> list[str]:
-        return [u for u in deps if u in taken[name] or not (u in reads or _is_far(u, taken, name))]
+        far = find_reachable(taken[name], taken.__getitem__) | taken[name]
+        return [u for u in deps if u in taken[name] or not (u in reads or u in far)]
 
     return {name: {**one, "deps": data(name, one["deps"])} for name, one in facts.items()}
-
-
-def _is_far(earlier: str, taken: dict[str, set[str]], later: str) -> bool:
-    """Whether a node comes before another one by data, through others."""
-    todo, seen = list(taken[later]), set(taken[later])
-    while todo:
-        more = taken[todo.pop()] - seen
-        seen |= more
-        todo += more
-    return earlier in seen
 
 
 @pytest.mark.slow

@@ -218,13 +218,6 @@ def test_as_parameters_are_listed_and_not_as_they_are_launched() -> None:
         assert bucket_of(graph, op) == [f"{name}_2", f"{name}_1", name]
 
 
-def test_also_in_what_rewrites_make_of_a_problem() -> None:
-    _, graph = of()
-    gathers = graph.rewrites([graph.problem.collectives[:3]], "copied")
-    asked = replace(graph.asked, budget_bytes=2**40).after(gathers, graph.problem.original_order)
-    assert bucket_of(BucketSearch(asked), "scatter")[0] == "reduce_scatter_tensor_2"
-
-
 def test_what_has_no_parameter_of_its_own_comes_last_as_it_is_launched() -> None:
     def activations(a: Tensor, b: Tensor, c: Tensor) -> list[Tensor]:
         first, second, third = fx_graphs.gather(b + c), fx_graphs.gather(a * b), fx_graphs.gather(c)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from overlap_sched.fx.rewrites.backends import keeps_bits
+from overlap_sched.fx.rewrites.facts import keeps_bits
 from tests.support.examples import at_night
 from tests.support.ranks import found_once
 from tests.support.rewrite_ranks import DTYPES

@@ -19,7 +19,7 @@ from overlap_sched.fx.rewrites.maker import layout
 from overlap_sched.inductor.partitioning import _apart
 from overlap_sched.joint.graphs import copy_of, joined
 from overlap_sched.options import Options
-from overlap_sched.transform.rewrites import Bucket, Keep, Recompute, Regather, Rewrite, Stream
+from overlap_sched.transform.rewrites import Bucket, Recompute, Regather, Rewrite
 from tests.support.examples import examples
 from tests.support.fx_graphs import RANKS, TIMINGS, gather, outcome, reordered, same, scatter, trace, wait
 from tests.support.rewrite_graphs import GRAPHS, described, legal, reduce, tried
@@ -78,21 +78,6 @@ def test_undone_the_graph_is_as_it_was(name: str) -> None:
     check_results(GRAPHS[name](), gm, 0, orders=0)
 
 
-def gathered_twice(a: Tensor, b: Tensor) -> list[Tensor]:
-    first, other, again = (wait(gather(x)) for x in (a, b, a))
-    return [first + 1, first * 2, other + 1, again * 3]
-
-
-def by_keyword(gm: fx.GraphModule) -> fx.GraphModule:
-    """The same graph, its collectives called with names for all arguments; of every second one but for the first."""
-    for at, node in enumerate(n for n in gm.graph.nodes if str(n.target).startswith("_c10d_functional")):
-        first = at // 2 % 2
-        names = [argument.name for argument in node.target._schema.arguments]
-        node.kwargs = dict(zip(names[first:], node.args[first:], strict=True))
-        node.args = node.args[:first]
-    return gm
-
-
 def test_waits_of_waits_are_in_nobodys_way() -> None:
     def waited_for_twice(a: Tensor, b: Tensor) -> list[Tensor]:
         first, other = wait(wait(gather(a))), wait(wait(gather(b)).view(-1))
@@ -108,26 +93,6 @@ def test_waits_of_waits_are_in_nobodys_way() -> None:
 
 
 GATHERS = ("all_gather_into_tensor", "all_gather_into_tensor_1", "all_gather_into_tensor_2")
-
-
-@pytest.mark.slow
-@pytest.mark.private
-@pytest.mark.parametrize(
-    "rewrite",
-    [
-        Bucket(GATHERS[:2]),
-        Stream(GATHERS[0]),
-        Stream(GATHERS[1]),
-        Keep(GATHERS[0], GATHERS[2]),
-        Regather(GATHERS[0], ("mul",)),
-    ],
-    ids=lambda one: type(one).__name__,
-)
-def test_collectives_called_by_keyword_are_rewritten_as_others_are(rewrite: Rewrite) -> None:
-    gm = by_keyword(trace(gathered_twice, (4, 8), (4, 8)))
-    rewrite_graph(gm, [rewrite])
-    gm.graph.lint()
-    check_results(trace(gathered_twice, (4, 8), (4, 8)), gm, 0)
 
 
 @st.composite

@@ -20,13 +20,11 @@ from torch._dynamo.utils import counters
 from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
 from torch._inductor.codecache import FxGraphCache
 from torch._inductor.utils import run_and_get_code
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 import overlap_sched
 from overlap_sched import Options
 from overlap_sched.distributed import agreement
-from overlap_sched.inductor import agree, caches
+from overlap_sched.inductor import agree
 from tests.support.inductor.generated import events
 from tests.support.inductor.models import Swapped, own_store, step
 
@@ -45,22 +43,6 @@ def graph_caches_in(folder: Path) -> Iterator[None]:
 WIDTH = 8
 
 
-class Meshed(torch.nn.Module):
-    """Weights are DTensors, which the graph takes with their mesh."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-        weights = [distribute_tensor(torch.randn(WIDTH, WIDTH), mesh, [Shard(0)]) for _ in range(3)]
-        self.weights = torch.nn.ParameterList(torch.nn.Parameter(weight) for weight in weights)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for weight in self.weights:
-            x = (x @ weight.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])).relu()
-        return x.sum()
-
-
 def alone(x: torch.Tensor) -> torch.Tensor:
     """It does not communicate."""
     return x.sin().cos() + 1
@@ -76,15 +58,9 @@ def run(name: str, folder: Path) -> dict[str, Any]:
         stack.enter_context(own_store(name))
         asked = stack.enter_context(mock.patch.object(agree, "agree", side_effect=agreement.agree))
         cache = folder / ("wiped" if "wiped" in name and here else f"cache{dist.get_rank()}")
-        if "mega" in name:
-            cache = folder / f"mega{dist.get_rank()}"
         stack.enter_context(graph_caches_in(cache))
-        if "version" in name and here:
-            stack.enter_context(mock.patch.object(caches, "_package", return_value=name))
-        if "mega" in name:
-            torch.compiler.load_cache_artifacts((folder / f"artifacts{dist.get_rank()}").read_bytes())
         headroom = "49%" if "options" in name and here else "50%"
-        model = Meshed() if "mesh" in name else Swapped(WIDTH, dist.get_world_size())
+        model = Swapped(WIDTH, dist.get_world_size())
         torch._dynamo.reset()
         torch._inductor.codecache.PyCodeCache.cache_clear()
         counters.clear()
@@ -100,7 +76,7 @@ def run(name: str, folder: Path) -> dict[str, Any]:
         results, code = run_and_get_code(step, model, torch.compile(model, fullgraph=True), WIDTH)
         found |= {
             **_counted(),
-            "results": [one.to_local() if isinstance(one, DTensor) else one for one in results],
+            "results": results,
             "events": [[tuple(event) for event in events(text)] for text in code],
             "asked": asked.call_count,
             "changed": [one.report.changed for one in overlap_sched.reports() if one.report.schedule is not None],
@@ -133,10 +109,6 @@ def main() -> None:
     found = {}
     for name in sys.argv[3:]:
         found[name] = run(name, folder)
-        if name == "first":
-            saved = torch.compiler.save_cache_artifacts()
-            assert saved is not None
-            (folder / f"artifacts{dist.get_rank()}").write_bytes(saved[0])
     torch.save(found, folder / f"{job}{dist.get_rank()}.pt")
     dist.barrier()
     dist.destroy_process_group()

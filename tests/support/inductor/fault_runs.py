@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import sys
-import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -29,6 +28,7 @@ from overlap_sched.distributed import agreement
 from overlap_sched.errors import AgreementError, UnsupportedError, VerificationError
 from overlap_sched.inductor import caches, eager, fx_stage, kernel_graph
 from overlap_sched.inductor.switch import SchedulerPass
+from tests.support.agreement_ranks import FaultyStore
 from tests.support.inductor.generated import events
 from tests.support.inductor.models import Lonely, OtherSwapped, Pair, Swapped, step
 
@@ -51,7 +51,7 @@ ERRORS: tuple[type[BaseException], ...] = (
     VerificationError,
     AgreementError,
 )
-ENTRIES = {"SchedulerPass.__call__", "SchedulerPass.order", "SchedulerPass.__reduce__", "_read_back"}
+ENTRIES = {"SchedulerPass.__call__", "order_kernels", "SchedulerPass.__reduce__", "_read_back"}
 ENTRIES |= {"may_use", "may_save"}
 ENTRIES |= {"rewrite_and_schedule", "rewrite_fx", "schedule_fx", "decide", "put_in_force"}
 """What torch calls, and what does nothing but try something else. A fault before they begin is their caller's."""
@@ -115,12 +115,11 @@ class Watch:
     def on(self) -> Iterator[None]:
         """While it is on, torch enters the package through us."""
         called = self._inside(SchedulerPass.__call__, None)
-        ordered = self._inside(SchedulerPass.order, None)
         reduced = self._inside(SchedulerPass.__reduce__, None)
         before_lowering = self._inside(fx_stage.rewrite_and_schedule, _fx_nodes)
         with (
             mock.patch.object(SchedulerPass, "__call__", lambda self, nodes: called(self, nodes)),
-            mock.patch.object(SchedulerPass, "order", lambda self, *nodes, **more: ordered(self, *nodes, **more)),
+            mock.patch.object(kernel_graph, "order_kernels", self._inside(kernel_graph.order_kernels, None)),
             mock.patch.object(kernel_graph, "_read_back", self._inside(kernel_graph._read_back, None)),
             mock.patch.object(SchedulerPass, "__reduce__", lambda self: reduced(self)),
             mock.patch.object(eager, "rewrite_and_schedule", before_lowering),
@@ -138,44 +137,6 @@ def _fx_nodes(arguments: Any, result: Any) -> list[Any]:
 def _launches(node: fx.Node) -> bool:
     """By its name, and not by what we make of it."""
     return str(node.target).startswith("_c10d_functional.") and "wait_tensor" not in str(node.target)
-
-
-@dataclass
-class FaultyStore:
-    """A store of which one operation goes wrong, or all from that one on.
-
-    Attributes:
-        store: The real one.
-        at: Which operation, counted from 1; 0: none.
-        how: ``"before"`` it is done, ``"after"`` it is done, ``"garbage"`` comes back, ``"slow"``, ``"for good"``.
-        calls: How many there were.
-        standing: Which operation made this rank stand waiting: the first at which others may count on it; 0: none.
-    """
-
-    store: Any
-    at: int = 0
-    how: str = "before"
-    calls: int = 0
-    standing: int = 0
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        operation = getattr(self.store, name)
-
-        def perform(key: Any, *rest: Any) -> Any:
-            self.calls += 1
-            if name == "set" and "/at/" in str(key) and not self.standing:
-                self.standing = self.calls
-            hit = self.calls == self.at or (self.how == "for good" and 0 < self.at <= self.calls)
-            if hit and self.how in ("before", "for good"):
-                raise RuntimeError("Broken pipe")
-            result = operation(key, *rest)
-            if hit and self.how == "after":
-                raise RuntimeError("Broken pipe")
-            if hit and self.how == "slow":
-                time.sleep(0.2)
-            return b"garbage" if hit and self.how == "garbage" and isinstance(result, bytes) else result
-
-        return perform
 
 
 CACHED = "inductor, found in a cache"
@@ -215,35 +176,18 @@ class Fault:
     on: int | None
     entry: int = 1
 
-    @property
-    def differ(self) -> bool:
-        """Whether the ranks differ without any fault."""
-        return self.way.endswith(DIFFERENT)
 
+Outcome = dict[str, Any]
+"""What came of one run on one rank.
 
-@dataclass
-class Outcome:
-    """What came of one run on one rank.
-
-    Attributes:
-        equal: Loss and gradients are bitwise those without us.
-        struck: The fault has happened here.
-        orders: Per graph, the names of its nodes in the order in which they ran.
-        launches: Per graph, those that launch a collective.
-        moved: Per graph, whether it launches in another order than without us.
-        reordered: Graphs that have another order than without us.
-        interrupted: Ctrl-C came through.
-        warned: Warnings of ours.
-    """
-
-    equal: bool
-    struck: bool
-    orders: list[tuple[str, ...]]
-    launches: list[tuple[str, ...]]
-    moved: list[bool]
-    reordered: int
-    interrupted: bool
-    warned: int
+    equal        loss and gradients are bitwise those without us
+    struck       the fault has happened here
+    orders       per graph, the names of its nodes in the order in which they ran
+    launches     per graph, those that launch a collective
+    moved        per graph, whether it launches in another order than without us
+    reordered    graphs that have another order than without us
+    interrupted  Ctrl-C came through
+"""
 
 
 def wrong(plan: Any, lie: str, rank: int) -> Any:
@@ -284,7 +228,7 @@ class Runner:
         results = self._step(way, plain=True)
         with mock.patch.dict(os.environ, {"TORCHINDUCTOR_CACHE_DIR": str(self.caches[1])}):
             outcome, _, _ = self.run(Fault(way, "none", "", "", None), Options(effort=0), results)
-            assert outcome.equal
+            assert outcome["equal"]
             if way == CACHED:  # what all other runs find
                 self.run(Fault(way, "none", "", "", None), None, results)
                 shutil.copytree(self.caches[1], self.caches[0])
@@ -299,13 +243,11 @@ class Runner:
         if here and fault.kind in ("function", "interrupt"):
             error = next(e for e in (*ERRORS, KeyboardInterrupt) if e.__name__ == fault.how)
             watch = Watch(fault.where, error, fault.entry)
-        if plain is None:
-            plain = self.plain[fault.way][0]
         overlap_sched.clear_reports()
         interrupted = False
         with ExitStack() as stack:
-            caught = stack.enter_context(warnings.catch_warnings(record=True))
-            warnings.simplefilter("always")
+            stack.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("ignore")
             placed = replace(self.shared, store=store)  # type: ignore[type-var]
             stack.enter_context(mock.patch.object(agreement, "membership_of", return_value=placed))
             stack.enter_context(watch.on())
@@ -315,7 +257,7 @@ class Runner:
                 lied = mock.patch.object(pipeline, "best_order", lambda *a: wrong(right(*a), fault.where, self.rank))
                 stack.enter_context(lied)
                 watch.struck = True
-            headroom = "49%" if fault.differ and self.rank else "50%"
+            headroom = "49%" if fault.way.endswith(DIFFERENT) and self.rank else "50%"
             rewrites = ("bucket",) if fault.way.startswith(REWRITTEN) else ()
             how = options or Options(headroom=headroom, effort=1, rewrites=rewrites)
             stack.enter_context(overlap_sched.enabled(how, timeout_s=LIMIT_S))
@@ -327,18 +269,17 @@ class Runner:
                 watch.orders.clear()
                 watch.launches.clear()
                 results = self._step(fault.way)
-        ours = [w for w in caught if issubclass(w.category, overlap_sched.errors.OverlapSchedWarning)]
-        known = self.plain[fault.way][1] if hasattr(self, "plain") else watch
-        outcome = Outcome(
-            equal=len(results) == len(plain) and all(map(torch.equal, results, plain)),
-            struck=watch.struck or 0 < store.at <= store.calls,
-            orders=watch.orders,
-            launches=watch.launches,
-            moved=[a != b for a, b in zip(watch.launches, known.launches, strict=False)],
-            reordered=sum(a != b for a, b in zip(watch.orders, known.orders, strict=False)),
-            interrupted=interrupted,
-            warned=len(ours),
-        )
+        known = {"orders": [], "launches": []} if plain is not None else self.plain[fault.way][1]
+        results_plain = self.plain[fault.way][0] if plain is None else plain
+        outcome = {
+            "equal": len(results) == len(results_plain) and all(map(torch.equal, results, results_plain)),
+            "struck": watch.struck or 0 < store.at <= store.calls,
+            "orders": watch.orders,
+            "launches": watch.launches,
+            "moved": [a != b for a, b in zip(watch.launches, known["launches"], strict=False)],
+            "reordered": sum(a != b for a, b in zip(watch.orders, known["orders"], strict=False)),
+            "interrupted": interrupted,
+        }
         return outcome, watch, store
 
     def _step(self, way: str, plain: bool = False) -> list[torch.Tensor]:
@@ -430,7 +371,7 @@ def main() -> None:
         done.append((fault, outcome))
     kinds = Counter(fault.kind for fault in every)
     (folder / f"rank{runner.rank}.json").write_text(
-        json.dumps({"there are": kinds, "done": [[asdict(fault), asdict(outcome)] for fault, outcome in done]})
+        json.dumps({"there are": kinds, "done": [[asdict(fault), outcome] for fault, outcome in done]})
     )
     dist.barrier()
     dist.destroy_process_group()

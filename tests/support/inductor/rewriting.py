@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import overlap_sched
 from overlap_sched import Options
-from overlap_sched.fx.rewrites import backends
+from overlap_sched.fx.rewrites import facts
 from overlap_sched.inductor import agree, gloo
 from tests.support.inductor.models import Net, gathered, own_store, step
 from tests.support.ranks import save_found
@@ -34,7 +34,7 @@ def coalescing_gloo() -> Iterator[None]:
     library = torch.library.Library("_c10d_functional", "IMPL")
     library.impl("all_gather_into_tensor_coalesced", _gather, "CPU")
     try:
-        with mock.patch.object(backends, "over_gloo", return_value=False):
+        with mock.patch.object(facts, "over_gloo", return_value=False):
             yield
     finally:
         library._destroy()

@@ -9,10 +9,9 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -112,13 +111,6 @@ def stages_of_a_pipeline(stage: Stage) -> dict[str, Any]:
     return stage.step(kind(WIDTH, size, groups[mine].group_name), ranks=halves[mine])
 
 
-def one_rank_fails(stage: Stage) -> dict[str, Any]:
-    """The odd rank cannot lift its graphs: it runs them as they are, the others keep their launches."""
-    model = stage.model()
-    with mock.patch("overlap_sched.fx.apply.lift", side_effect=KeyError("mm")) if stage.odd else nullcontext():
-        return stage.step(model)
-
-
 def a_rank_dies(stage: Stage) -> dict[str, Any]:
     """The others compile; what they run then ends with an error of gloo, which is not ours to prevent."""
     torch._dynamo.reset()
@@ -138,12 +130,10 @@ def run_scenes(stage: Stage, only: Sequence[str]) -> Iterator[tuple[str, Any]]:
     """Each scene with its name; ``only``: those, or all."""
     scenes: dict[str, Callable[[], Any]] = {
         "equal": lambda: stage.step(stage.model()),
-        "equal, in generated code": lambda: stage.step(stage.model(), backend="inductor"),
         "pipeline": lambda: stages_of_a_pipeline(stage),
         "uneven": lambda: stage.step(Uneven(WIDTH, stage.ranks)),
         "experts": lambda: stage.step(Experts(WIDTH, stage.ranks)),
         "experts, in generated code": lambda: stage.step(Experts(WIDTH, stage.ranks), backend="inductor"),
-        "one rank fails": lambda: one_rank_fails(stage),
     }
     for name, scene in scenes.items():
         if only and name not in only:

@@ -28,6 +28,8 @@ MODELS = {
 PIPELINES = {"DualPipeV": DUAL_PIPE, "ZBVZeroBubble": ZERO_BUBBLE}
 KINDS = ("multiplex", "fw", "full_bw", "bw_di", "bw_dw", "unshard", "reduce_grad")
 """As torchtitan calls its graphs."""
+DIFFER = "DIFFER"
+Ranks = list[dict[str, Any]]
 
 
 def main() -> None:
@@ -48,56 +50,48 @@ def _head(*columns: str) -> None:
     print(f"| {' | '.join(columns)} |\n{'| --- ' * len(columns)}|")
 
 
+def _both(arguments: tuple[str, ...], ranks: int) -> tuple[str, Ranks, Ranks]:
+    """Whether losses are equal, what ranks saw without us, and with us."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = train(Path(folder), [Job("plain", arguments), Job("ours", arguments + OURS)], ranks)
+    plain, ours = found["plain"], found["ours"]
+    same = all(a["losses"] == b["losses"] for a, b in zip(plain, ours, strict=True))
+    return "equal to the last bit" if same else DIFFER, plain, ours
+
+
 def _compared() -> bool:
     _head("model", "losses of 3 steps", "exposed, predicted", "peak, predicted", "kernels between launch and wait")
-    differs = False
+    losses = [""]
     for model, (ranks, arguments) in MODELS.items():
-        with tempfile.TemporaryDirectory() as folder:
-            found = train(Path(folder), [Job("plain", arguments), Job("ours", arguments + OURS)], ranks)
-        plain, ours = found["plain"], found["ours"]
-        same = all(a["losses"] == b["losses"] for a, b in zip(plain, ours, strict=True))
-        differs |= not same
-        print(f"| {model} | {'equal to the last bit' if same else 'DIFFER'} | {_row(plain[0], ours[0])} |", flush=True)
-    return differs
-
-
-def _row(plain: dict[str, Any], ours: dict[str, Any]) -> str:
-    (report,) = ours["reports"]
-    if not report["changed"]:
-        return f"left as it was: {report['reason']} | | "
-    before, after = report["original"], report["scheduled"]
-    return (
-        f"{before['exposed_us'] / 1e3:.3f} -> {after['exposed_us'] / 1e3:.3f} ms | "
-        f"{before['peak_bytes'] / 2**20:.1f} -> {after['peak_bytes'] / 2**20:.1f} MiB | "
-        f"{plain['between']} -> {ours['between']}"
-    )
+        same, plain, ours = _both(arguments, ranks)
+        losses.append(same)
+        (report,) = ours[0]["reports"]
+        before, after = report["original"], report["scheduled"]
+        exposed = f"{before['exposed_us'] / 1e3:.3f} -> {after['exposed_us'] / 1e3:.3f} ms"
+        peak = f"{before['peak_bytes'] / 2**20:.1f} -> {after['peak_bytes'] / 2**20:.1f} MiB"
+        print(f"| {model} | {same} | {exposed} | {peak} | {plain[0]['between']} -> {ours[0]['between']} |", flush=True)
+    return DIFFER in losses
 
 
 def _pipelined() -> bool:
     """Figures are sums over the graphs of a kind: those that ran and communicate, of all four stages."""
     _head("schedule", "graphs", "losses of 3 steps", "step, predicted", "exposed, predicted", "turns")
-    differs = False
+    losses = [""]
     for schedule, pipeline in PIPELINES.items():
-        arguments = DEEPSEEK + EP + pipeline
-        with tempfile.TemporaryDirectory() as folder:
-            found = train(Path(folder), [Job("plain", arguments), Job("ours", arguments + OURS)], ranks=4)
-        same = all(a["losses"] == b["losses"] for a, b in zip(found["plain"], found["ours"], strict=True))
-        differs |= not same
-        plain, ours = ({**job[0]["stages"], **job[2]["stages"]} for job in (found["plain"], found["ours"]))
+        same, *both = _both(DEEPSEEK + EP + pipeline, 4)
+        losses.append(same)
+        plain, ours = ({**job[0]["stages"], **job[2]["stages"]} for job in both)
         for kind in KINDS:
             names = [name for name in ours if name.split()[0] == kind]
             if any(plain[name]["exposed_us"] for name in names):
                 told = " | ".join(_from_to(names, plain, ours, what) for what in ("step_us", "exposed_us", "turns"))
-                losses = "equal to the last bit" if same else "DIFFER"
-                print(f"| {schedule} | {len(names)} x {kind} | {losses} | {told} |", flush=True)
-    return differs
+                print(f"| {schedule} | {len(names)} x {kind} | {same} | {told} |", flush=True)
+    return DIFFER in losses
 
 
 def _from_to(names: list[str], plain: dict[str, Any], ours: dict[str, Any], what: str) -> str:
     before, after = (sum(stages[name][what] for name in names) for stages in (plain, ours))
-    if what == "turns":
-        return f"{before} -> {after}" if before else ""
-    return f"{before / 1e3:.3f} -> {after / 1e3:.3f} ms"
+    return f"{before} -> {after}" if what == "turns" else f"{before / 1e3:.3f} -> {after / 1e3:.3f} ms"
 
 
 def _timed(gb_per_s: float, record: Path | None) -> int:
@@ -111,16 +105,13 @@ def _timed(gb_per_s: float, record: Path | None) -> int:
     _head("job", "step", "spread", "waits for the link", "collectives", "peak, predicted")
     for name, job in found.items():
         times = " | ".join(f"{job[what] / 1e3:.1f} ms" for what in ("step_us", "spread_us", "exposed_us"))
-        peak = "" if job["peak_bytes"] is None else f"{job['peak_bytes'] / 2**20:.1f} MiB"
+        peak = f"{job['peak_bytes'] / 2**20:.1f} MiB" if "peak_bytes" in job else ""
         print(f"| {name} | {times} | {job['collectives']} | {peak} |")
-    losses = [one for job in found.values() for one in job["losses"]]
+    losses = [one for job in found.values() for one in job.pop("losses")]
     same = all(one == losses[0] for one in losses)
-    print(f"losses of {len(losses)} trainings: {'equal to the last bit' if same else 'DIFFER'}")
+    print(f"losses of {len(losses)} trainings: {'equal to the last bit' if same else DIFFER}")
     if record is not None:
-        rows = [
-            {"case": name, **{what: value for what, value in job.items() if what != "losses" and value is not None}}
-            for name, job in found.items()
-        ]
+        rows = [{"case": name, **job} for name, job in found.items()]
         command = f"scripts/titan.sh --slow-network {gb_per_s:g}"
         packages = ("torch", "torchtitan", "numpy", "sortedcontainers")
         write_record(record, {**provenance(command, packages), "same_losses": same, "rows": rows})

@@ -26,7 +26,7 @@ MAX_EFFORT, MAX_ALIGN_BYTES = 30, 2**40
 
 
 def _group(text: str) -> tuple[str, int | tuple[int, ...] | str]:
-    """``fsdp=64``, with its ranks ``fsdp=0,8,16,24``, or with its dimension ``513=ep``."""
+    """Read ``fsdp=64``, with its ranks ``fsdp=0,8,16,24``, or with its dimension ``513=ep``."""
     name, _, given = text.rpartition("=")
     if not name or not given:
         raise ValueError(text)
@@ -37,7 +37,7 @@ def _group(text: str) -> tuple[str, int | tuple[int, ...] | str]:
 
 
 def _mesh(text: str) -> tuple[tuple[str, int], ...]:
-    """``fsdp=8,tp=8``."""
+    """Read ``fsdp=8,tp=8``."""
     pairs = [[word.strip() for word in part.partition("=")[::2]] for part in text.split(",")]
     found = {name: whole_number(size, 1, _MAX_RANKS) for name, size in pairs if name}
     if len(found) < len(pairs):
@@ -46,7 +46,7 @@ def _mesh(text: str) -> tuple[tuple[str, int], ...]:
 
 
 def _named_size(text: str) -> tuple[str, int]:
-    """``u0=4096``."""
+    """Read ``u0=4096``."""
     name, _, number = text.rpartition("=")
     if not name:
         raise ValueError(text)
@@ -58,7 +58,7 @@ def _bytes(text: str) -> int:
 
 
 def _slowdown(text: str) -> tuple[str, float]:
-    """``all_gather=1.1``, or ``1.1`` for every kind."""
+    """Read ``all_gather=1.1``, or ``1.1`` for every kind."""
     kind, equals, number = (part.strip() for part in text.rpartition("="))
     if (equals and not kind) or not 1.0 <= float(number) < math.inf:
         raise ValueError(text)
@@ -66,7 +66,7 @@ def _slowdown(text: str) -> tuple[str, float]:
 
 
 def _link(text: str) -> tuple[tuple[str, str], ...]:
-    """``rail=fsdp,ep``: of each group its link."""
+    """Read ``rail=fsdp,ep``: of each group its link."""
     link, _, named = (part.strip() for part in text.partition("="))
     groups = [group.strip() for group in named.split(",")]
     if not link or not all(groups):
@@ -75,7 +75,7 @@ def _link(text: str) -> tuple[tuple[str, str], ...]:
 
 
 def _percent(text: str) -> float:
-    """``5%``: 0.05."""
+    """Read ``5%``: 0.05."""
     number = float(text.strip().removesuffix("%"))
     if not text.strip().endswith("%") or not 0 <= number <= 100:
         raise ValueError(text)
@@ -87,13 +87,13 @@ def _host_bytes(text: str) -> int:
 
 
 def _division(text: str) -> tuple[int, int]:
-    """``8`` or ``8/4``."""
+    """Read ``8`` or ``8/4``."""
     size, slash, stride = text.partition("/")
     return whole_number(size, 1, _MAX_RANKS), whole_number(stride if slash else "1", 1, _MAX_RANKS)
 
 
 def _sizes(text: str) -> tuple[int, int]:
-    """``4KiB..64MiB``."""
+    """Read ``4KiB..64MiB``."""
     smallest, largest = map(_bytes, text.split(".."))
     if smallest > largest:
         raise ValueError(text)

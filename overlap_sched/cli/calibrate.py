@@ -70,7 +70,7 @@ def requests_of(
 
 
 def _graph(path: str) -> "tuple[Problem, Lifted | None]":
-    """The problem of a dump or a problem file; of a dump its graph too: a problem file has no shapes."""
+    """Return the problem of a dump or a problem file; of a dump its graph too: a problem file has no shapes."""
     from overlap_sched.dump import load_dump
     from overlap_sched.fx import lift
 

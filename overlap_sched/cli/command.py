@@ -108,7 +108,7 @@ def command_parser(name: str) -> Parser:
 
 
 def _arguments_of(name: str) -> Any:
-    """The dataclass of a command's arguments."""
+    """Return the dataclass of a command's arguments."""
     return getattr(import_module(f"overlap_sched.cli.{_ARGUMENTS.get(name, 'arguments')}"), f"{name.title()}Command")
 
 
@@ -136,7 +136,7 @@ def _complain(text: str) -> None:
 
 @contextmanager
 def _open_streams() -> Iterator[None]:
-    """Where standard output or error is closed (``>&-``), what is written there goes nowhere, as in any program."""
+    """Let what is written to a closed standard output or error (``>&-``) go nowhere, as in any program."""
     with ExitStack() as stack:
         for stream, redirect in ((sys.stdout, redirect_stdout), (sys.stderr, redirect_stderr)):
             if stream is None or stream.closed:
@@ -146,7 +146,7 @@ def _open_streams() -> Iterator[None]:
 
 @contextmanager
 def _one_line_warnings() -> Iterator[None]:
-    """Our own warnings always, others as Python is told to; all without a line of source code."""
+    """Show our own warnings always, others as Python is told to; all without a line of source code."""
 
     def show(message: Warning | str, *_: object, **__: object) -> None:
         _complain(f"warning: {message}")

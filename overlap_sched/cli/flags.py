@@ -120,7 +120,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"overlap-sched: error: {' '.join(message.split())}\n")
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
-        """As argparse does; an unknown flag is an error that names what it is like."""
+        """Parse as argparse does; an unknown flag is an error that names what it is like."""
         parsed, extra = self.parse_known_args(args, namespace)
         for text in extra:
             if (name := text.partition("=")[0].removeprefix("--").replace("-", "_")) in GONE_FLAGS:
@@ -204,7 +204,7 @@ def parse(command: type[Command], name: str, summary: str, arguments: Sequence[s
 
 @cache
 def _texts(owner: type) -> dict[str, str]:
-    """The text below each field of a class."""
+    """Return the text below each field of a class."""
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
     assert isinstance(tree, ast.ClassDef)
     return {
@@ -219,7 +219,7 @@ def _texts(owner: type) -> dict[str, str]:
 
 @cache
 def _options_of(names: tuple[str, ...]) -> list[tuple[str, Any, Any, str]]:
-    """Name, type, default and first sentence of options."""
+    """Return name, type, default and first sentence of options."""
     texts = dict(_ATTRIBUTE.findall(inspect.cleandoc(Options.__doc__ or "")))
     texts["rewrites"] = f"kinds of rewrites, joined by commas: {', '.join(_REWRITES)}"
     hints, default, found = {**get_type_hints(Options), "rewrites": str}, Options(rewrites=()), []
@@ -306,7 +306,7 @@ def _same_file(one: str, other: str) -> bool:
 
 
 def limit_bytes(option: str, text: str, original_peak_bytes: int) -> int:
-    """A memory limit in bytes: ``80GB``, ``24GiB``, or percent of the original peak."""
+    """Read a memory limit in bytes: ``80GB``, ``24GiB``, or percent of the original peak."""
     meant = "a size with a unit (80GB, 24GiB) or percent of the original peak (90%)"
     found = parse_limit(option, text, original_peak_bytes, meant)
     if found > MAX_TOTAL_BYTES:
@@ -315,5 +315,5 @@ def limit_bytes(option: str, text: str, original_peak_bytes: int) -> int:
 
 
 def shortened(text: str) -> str:
-    """At most 40 characters of what was given, for a message."""
+    """Return at most 40 characters of what was given, for a message."""
     return text if len(text) <= 40 else text[:37] + "..."

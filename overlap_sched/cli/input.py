@@ -105,7 +105,7 @@ def mesh_of(source: Input) -> tuple[MeshDimension, ...]:
 
 
 def options_for(source: Input, options: Options, problem: Problem) -> Options:
-    """How to schedule a problem, in its memory model unless one is given."""
+    """Return how to schedule a problem, in its memory model unless one is given."""
     asked = replace(options, memory_model=source.memory_model or problem.memory_model)
     for one in pinned(problem, asked.pins)[: len(asked.pins)]:  # others are of nodes, and perhaps for another graph
         nothing_there = one.pin.rule.startswith("not ") and not one.anchors
@@ -210,7 +210,7 @@ def is_dump(path: str) -> bool:
 
 
 def _head(path: str) -> bytes:
-    """The first bytes, uncompressed; empty where a gzip stream is broken (its reader will say how)."""
+    """Return the first bytes, uncompressed; empty where a gzip stream is broken (its reader will say how)."""
     try:
         with open(nameable(path), "rb") as plain:
             if plain.peek(2)[:2] != GZIP:

@@ -59,7 +59,7 @@ def save_rewritten(command: arguments.Input, out: str | None, problem: Problem, 
 
 
 def fell_back(result: Schedule, made: Plan | None) -> bool:
-    """Was the original order kept because verification failed? Then the exit code is 1."""
+    """Tell whether the original order was kept because verification failed: then the exit code is 1."""
     return (result.fell_back if made is None else made.fell_back or made.without.fell_back) is not None
 
 
@@ -122,7 +122,7 @@ def run_explain(command: arguments.ExplainCommand, tell: Tell) -> Printed:
 
 
 def _costs_text(found: answers.CostsAnswer) -> str:
-    """Totals by source, then a line per node."""
+    """List totals by source, then a line per node."""
     sums = f"compute {duration(found.compute_us)}, collectives {duration(found.collective_us)} (predicted)"
     sources = [
         (one.kind, one.source, duration(one.time_us), f"{one.percent:.1f} %", f"in {one.nodes:,}")

@@ -142,7 +142,7 @@ def _carry_orders_over(found: dict[tuple[float, ...], Schedule], vary: Mapping[s
 
 
 def _with_order_of(found: Schedule, other: Schedule) -> Schedule | None:
-    """A schedule in the order of another one that was given no more memory; ``None``: that is no better there."""
+    """Return a schedule in the order of another one given no more memory; ``None``: it is no better there."""
     same_device = found.memory_limit_bytes == other.memory_limit_bytes
     runs = not other.short_bytes or (same_device and other.short_bytes <= found.short_bytes)
     if other.order == found.order or not runs:
@@ -168,7 +168,7 @@ def _with_order_of(found: Schedule, other: Schedule) -> Schedule | None:
 def _replay_with_noise(
     found: Collection[Schedule], noises: Sequence[float], tell: Tell
 ) -> dict[tuple[int, Order, float | None], tuple[float, float]]:
-    """Median and 95th percentile of each order's step under errors, by the id of its problem and the noise.
+    """Return median and 95th percentile of each order's step under errors, by the id of its problem and the noise.
 
     Each duration is multiplied by exp(sigma z - sigma^2 / 2) with z normal, whose mean is 1: the same for all orders.
     """
@@ -240,7 +240,7 @@ def _plot(found: SweepAnswer, path: str) -> None:
 
 
 def value_text(name: str, value: float) -> str:
-    """A value of an axis as people read it."""
+    """Write a value of an axis as people read it."""
     if name in MEMORY:
         return size(int(value))
     return f"{100 * value:g} %" if name == "noise" else f"x{value:g}"

@@ -259,7 +259,7 @@ class Attempt(Values):
 
     @cached_property
     def asserted(self) -> Asserted:
-        """What the graph asserts of sizes."""
+        """The sizes that the graph asserts."""
         return Asserted(self.dump.nodes, self._number, self._sizes, self._within)
 
     def _number(self, node: fx.Node) -> int | str:

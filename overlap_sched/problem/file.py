@@ -292,7 +292,7 @@ def read_bytes(path: str | Path, limits: Limits, *, gzipped: bool = False) -> by
 
 
 def _bounded(file: BinaryIO | gzip.GzipFile, path: str | Path, limit: int) -> bytes:
-    data = b"".join(islice(iter(partial(file.read, 2**20), b""), limit // 2**20 + 1))
+    data = b"".join(islice(iter(partial(file.read, 2**20), b""), min(limit, 2**60) // 2**20 + 1))
     if len(data) > limit:
         when = " once decompressed" if isinstance(file, gzip.GzipFile) else ""
         raise too_large(f"{path}: has more than {limit:,} bytes{when}, which is the limit", "input-bytes")

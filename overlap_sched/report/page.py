@@ -71,7 +71,7 @@ NOTHING_ELSE = Extras()
 
 
 def extras_of_fit(found: Fit) -> tuple[Schedule, Extras]:
-    """The schedule that the page of a fit is of, and what else is on it; the budget is the limit, or the peak found.
+    """Return the schedule of a fit's page, and what else is on it; the budget is the limit, or the peak found.
 
     Why the search has launched a collective where it did is not known: what is shown is what binds it there.
     """
@@ -199,7 +199,7 @@ def _graph(ranges: LiveRanges, ops: Sequence[str], groups: Sequence[str], module
 
 
 def _run(ranges: LiveRanges, graph: int, title: str, order: Order, measured: Figures) -> Page:
-    """One order in time; ``graph``: its number among the graphs."""
+    """Return one order in time; ``graph``: its number among the graphs."""
     problem = ranges.problem
     run, live = replay(problem, order), ranges.of(order)
     row = {span.storage: at for at, span in enumerate(live)}
@@ -296,7 +296,7 @@ def write_page(schedule: Schedule, path: str | Path, extras: Extras = NOTHING_EL
 
 
 def page_text(page: Page, command: str = "") -> str:
-    """The page as text; what names in it say is never taken for markup."""
+    """Return the page as text; what names in it say is never taken for markup."""
     script = "\n".join(map(_read_file, SCRIPTS))
     (came, verdict), runs, prices = page["verdict"], page["runs"], page["figures"].get("prices", {})
     on = prices.get("cluster") or prices.get("device")

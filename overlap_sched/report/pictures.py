@@ -47,7 +47,7 @@ def check_plot(path: str | Path) -> None:
 
 
 def new_figure(width: float, height: float) -> "Figure":
-    """An empty figure of so many inches, on white; it needs no display."""
+    """Return an empty figure of so many inches, on white; it needs no display."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -73,7 +73,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def busy_share(spans: Sequence[Span], edges: Floats) -> Floats:
-    """Per bin between neighbouring ``edges``, the share of it (0 to 1) that lies within the spans.
+    """Return, per bin between neighbouring ``edges``, the share of it (0 to 1) that lies within the spans.
 
     The spans are ascending and do not overlap. Busy time up to t is piecewise linear: read it off at the edges.
     """
@@ -87,7 +87,7 @@ def busy_share(spans: Sequence[Span], edges: Floats) -> Floats:
 
 
 def highest(samples: Sequence[tuple[float, int]], edges: Floats) -> Floats:
-    """Per bin, the highest value in force at any moment of it.
+    """Return, per bin, the highest value in force at any moment of it.
 
     A sample (when, value) holds from its time until the next one's; times ascend and start at ``edges[0]``.
     """
@@ -179,7 +179,7 @@ def _title(figure: "Figure", schedule: Schedule) -> None:
 
 
 def _memory(axes: "Axes", schedule: Schedule, before: Timeline, after: Timeline, edges: Floats, scale: float) -> None:
-    """Upper panel: memory before (grey) and after, under the budget."""
+    """Draw the upper panel: memory before (grey) and after, under the budget."""
     top_bytes = max(schedule.budget_bytes, schedule.scheduled.peak_bytes) or 2**20
     unit_bytes, unit = memory_unit(top_bytes)
 
@@ -203,7 +203,7 @@ def _memory(axes: "Axes", schedule: Schedule, before: Timeline, after: Timeline,
 
 
 def _lane(axes: "Axes", lane: _Lane, y: float, step_us: float, edges: Floats, scale: float) -> None:
-    """One row: what is busy from the bottom, exposed waits on top of it, idle time light; busy percent at the right."""
+    """Draw a row: what is busy from the bottom, exposed waits on top of it, idle time light; percent at the right."""
     label, spans, exposed, colour = lane
     axes.broken_barh([(0, step_us / scale)], (y, HEIGHT), facecolor=IDLE, linewidth=0)
     busy = y + HEIGHT * busy_share(spans, edges)

@@ -61,7 +61,7 @@ class ReadableTable(Table):
 def captioned_table(
     title: str, caption: str, numbers: Sequence[str], first: str | None = None, rows: Iterable[Sequence[str]] = ()
 ) -> ReadableTable:
-    """A table for :mod:`rich` to print.
+    """Return a table for :mod:`rich` to print.
 
     Args:
         title: In bold above it.
@@ -81,7 +81,7 @@ def captioned_table(
 
 
 def wrapped(line: str, width: int) -> list[str]:
-    """A line in lines of at most ``width`` (longer words stay whole), all but the first further indented."""
+    """Break a line into lines of at most ``width`` (longer words stay whole), all but the first further indented."""
     indent = " " * (len(line) - len(line.lstrip()))
     again = indent + " " * _INDENT if indent else ""
     whole = {"break_long_words": False, "break_on_hyphens": False}
@@ -114,7 +114,7 @@ def align_rows(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def shown(*parts: RenderableType) -> str:
-    """Tables, and text, as they are to be printed.
+    """Return tables, and text, as they are to be printed.
 
     Escape codes (bold, dim; there is no colour) only where standard output is a terminal and ``NO_COLOR`` is not set.
     Lines of text are wrapped where somebody sees them (a terminal, or ``COLUMNS`` is set), and stay whole in files and

@@ -82,7 +82,7 @@ IN_FLIGHT: PeakKind = "collectives in flight"
 
 
 def memory_kinds(problem: Problem) -> tuple[PeakKind, ...]:
-    """Per storage its kind while no collective holds it: never :data:`IN_FLIGHT`.
+    """Return, per storage, its kind while no collective holds it: never :data:`IN_FLIGHT`.
 
     What nobody makes (it is never live) is a temporary. *Saved activations* are temporaries that nobody touches for a
     while in the original order (:func:`overlap_sched.peak_memory.peak.idle_steps`), and inputs that may be freed.
@@ -99,7 +99,7 @@ def memory_kinds(problem: Problem) -> tuple[PeakKind, ...]:
 
 
 def memory_by_kind(problem: Problem, order: Sequence[int]) -> dict[PeakKind, list[int]]:
-    """Per kind the bytes live while each step of a valid order runs.
+    """Return, per kind, the bytes live while each step of a valid order runs.
 
     At each step the kinds add up to :func:`overlap_sched.judge.validate.memory_profile`. O(nodes + uses of storages).
     """
@@ -121,7 +121,7 @@ def memory_by_kind(problem: Problem, order: Sequence[int]) -> dict[PeakKind, lis
 
 
 def flights(problem: Problem, order: Sequence[int]) -> dict[int, list[tuple[int, int]]]:
-    """Per storage, when collectives hold it: first and last step, both included, ascending and apart."""
+    """Return, per storage, when collectives hold it: first and last step, both included, ascending and apart."""
     structure = StructuralKinds(problem)
     position = {v: at for at, v in enumerate(order)}
     found: dict[int, list[tuple[int, int]]] = {}

@@ -58,7 +58,7 @@ MOST_SEEN = 60
 
 
 def group_purposes(problem: Problem) -> dict[str, Purpose]:
-    """Per process group on which something runs, what it is for, by most of its bytes."""
+    """Return, per process group on which something runs, what it is for, by most of its bytes."""
     sums = defaultdict[str, Counter[Purpose]](Counter)
     for v in problem.collectives:
         sums[problem.nodes[v].group or ""][_what(problem, v)] += max(problem.nodes[v].bytes, 1)
@@ -66,7 +66,7 @@ def group_purposes(problem: Problem) -> dict[str, Purpose]:
 
 
 def group_names(purposes: Mapping[str, Purpose]) -> dict[str, str]:
-    """Per process group its name with what it is for: ``"FSDP 0"``, ``"tensor 137"``, ``"other 7"``.
+    """Return, per process group, its name with what it is for: ``"FSDP 0"``, ``"tensor 137"``, ``"other 7"``.
 
     A name of more than digits says what it is for itself.
     """
@@ -96,7 +96,7 @@ def _what(problem: Problem, v: NodeId) -> Purpose:
 
 
 def _ends(problem: Problem, v: NodeId, following: Sequence[Sequence[NodeId]], end: Kind) -> bool:
-    """Is there little between a node and where the graph begins, or ends?"""
+    """Tell whether there is little between a node and where the graph begins, or ends."""
     seen, look, timed = {v}, [v], 0
     while look:
         for u in following[look.pop()]:
@@ -116,7 +116,7 @@ LARGEST = 10
 
 
 def peak_text(peak: Peak) -> str:
-    """A few lines: where the peak is, what it is made of, who made the largest and who still needs them."""
+    """Say where the peak is, what it is made of, who made the largest and who still needs them."""
     problem, kinds = peak.problem, Counter(storage.kind for storage in peak.storages)
     names, whole = [printable(node.name) for node in problem.nodes], max(peak.bytes, 1)
     by_kind = [
@@ -147,7 +147,7 @@ _ROWS = 8
 
 
 def profile_notes(profile: Profile) -> Iterator[str]:
-    """Lines: what was matched and how, what was not, and what of skew."""
+    """Say what was matched and how, what was not, and what of skew."""
     pairs = zip(profile.sought, profile.measured, strict=True)
     timed = [(node, m) for node, m in pairs if m is not None or node.us > 0.0]
     how = Counter(m.how for _, m in timed if m is not None)
@@ -169,7 +169,7 @@ def profile_notes(profile: Profile) -> Iterator[str]:
 
 
 def profile_table(profile: Profile) -> Table:
-    """The operators whose predicted and measured times differ most."""
+    """List the operators whose predicted and measured times differ most."""
     found: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for node, measured in zip(profile.sought, profile.measured, strict=True):
         if measured is not None:
@@ -188,7 +188,7 @@ def profile_table(profile: Profile) -> Table:
 
 
 def calibration_text(tables: Tables, failed: Sequence[str], path: str) -> str:
-    """A line per table: how much was measured, and the largest of it; then what failed."""
+    """Write a line per table: how much was measured, and the largest of it; then what failed."""
     lines = [f"{printable(path)}: {len(tables.collectives):,} collectives, {len(tables.kernels):,} kernels measured"]
     collectives = sorted(tables.collectives, key=lambda one: (one.kind, one.ranks, one.nodes, one.bytes))
     for key, ones in groupby(collectives, key=lambda one: (one.kind, one.ranks, one.nodes)):

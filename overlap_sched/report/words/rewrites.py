@@ -30,7 +30,7 @@ _SHOWN = 12
 
 
 def rewrites_text(made: Plan) -> str:
-    """A few lines: the best order without rewrites, what was rewritten, what was tried and not taken."""
+    """Say what the best order without rewrites is, what was rewritten, what was tried and not taken."""
     without, bound_us = made.without.scheduled, made.without.lower_bound_us
     lines = [
         f"Without rewrites the best order found takes {duration(without.step_us)}, "
@@ -58,7 +58,7 @@ def outcome_text(trial: Trial) -> str:
 
 
 def record_text(one: Record) -> str:
-    """One rewrite in words: what it does, bought and costs."""
+    """Say what one rewrite does, bought and costs."""
     parts = []
     if one.stream_us:
         parts.append(f"{duration(abs(one.stream_us))} {'less' if one.stream_us > 0 else 'more'} on its stream")
@@ -70,7 +70,7 @@ def record_text(one: Record) -> str:
 
 
 def what_text(rewrite: Rewrite) -> str:
-    """One rewrite in words: what it does."""
+    """Say what one rewrite does."""
     match rewrite:
         case Bucket(members, form):
             return f"{len(members)} together from {members[0]} on, {form}"
@@ -106,7 +106,7 @@ class Cost(NamedTuple):
 
 
 def costs(found: Fit) -> list[Cost]:
-    """Per rewrite of the best plan, in their order."""
+    """Return what each rewrite of the best plan costs, in their order."""
     nodes = {node.name: node for node in found.best.problem.nodes}
     alone = {effect.rewrite: effect for effect in found.effects}
     return [_cost(found.best, nodes, one, alone.get(one)) for one in found.best.rewrites]
@@ -131,7 +131,7 @@ def _cost(found: FitPoint, nodes: dict[str, Node], one: Rewrite, alone: Effect |
 
 
 def rewrites_table(found: Fit) -> Table:
-    """Rewrites by kind and operator, worst cost per byte last; for :mod:`rich` to print."""
+    """List rewrites by kind and operator, worst cost per byte last; for :mod:`rich` to print."""
     groups, rows = defaultdict[tuple[str, str], list[Cost]](list), list[tuple[float, str, *tuple[str, ...]]]()
     for one in costs(found):
         groups[one.kind, one.op].append(one)
@@ -147,7 +147,7 @@ def rewrites_table(found: Fit) -> Table:
 
 
 def points_table(found: Fit) -> Table:
-    """The frontier by ascending peak; for :mod:`rich` to print."""
+    """List the frontier by ascending peak; for :mod:`rich` to print."""
     above, rows = [point for point in (found.original, found.without) if point not in found.points], []
     named = (("original", found.original), ("best", found.without), ("picked", found.best))
     for point in [*above, *found.points]:
@@ -164,7 +164,7 @@ def points_table(found: Fit) -> Table:
 
 
 def answer_line(found: Fit) -> str:
-    """The answer in a sentence."""
+    """Say the answer in a sentence."""
     best, held, limit = found.best, found.held, size(found.limit_bytes or 0)
     fitting = f"The lowest peak found: {size(best.peak_bytes)}."
     if found.limit_bytes is not None:

@@ -54,7 +54,7 @@ class Cause(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def causes(schedule: Schedule) -> tuple[Cause, ...]:
-    """The causes that cost anything, the most expensive first; they add up to the exposed time of the step."""
+    """Return the causes that cost anything, the most expensive first; they add up to the exposed time of the step."""
     problem, run = schedule.problem, replay(schedule.problem, schedule.order)
     last_us, found = last_compute_us(problem, run), defaultdict[str, list[float]](list)
     for decision in schedule.decisions:
@@ -75,7 +75,7 @@ def stalls_by_cause(problem: Problem, timeline: Replay, decision: Decision, last
 
 
 def last_compute_us(problem: Problem, timeline: Replay) -> float:
-    """When the last compute node that takes time has run: a stall from then on is the tail."""
+    """Return when the last compute node that takes time has run: a stall from then on is the tail."""
     computing = (v for v, node in enumerate(problem.nodes) if node.kind is Kind.COMPUTE and node.time_us)
     return max((timeline.finish_us[v] for v in computing), default=0.0)
 
@@ -124,7 +124,7 @@ def collectives_text(problem: Problem) -> str:
 
 
 def apart_line(schedule: Schedule) -> str:
-    """Pairs in flight together before and after, in a line of a report; ``""``: none are."""
+    """Count pairs in flight together before and after, in a line of a report; ``""``: none are."""
     before, after = schedule.original.groups_together, schedule.scheduled.groups_together
     return f"pairs of groups that share ranks in flight together: {before:,} -> {after:,}" if before or after else ""
 
@@ -170,7 +170,7 @@ class Reserved(NamedTuple):
 
 
 def settings_for(problem: Problem, options: Options | None = None) -> AllocatorSettings | None:
-    """The allocator that is replayed for reports; ``None``: none is, as in the tracker's memory model."""
+    """Return the allocator that is replayed for reports; ``None``: none is, as in the tracker's memory model."""
     settings = replayed_allocator(options or Options(memory_model=problem.memory_model))
     return settings if problem.memory_model == "runtime" else None
 
@@ -196,12 +196,12 @@ def reserved_for(
 
 
 def reserved_of(schedule: Schedule, original: Problem | None = None) -> Reserved | None:
-    """The same of a schedule, with the allocator of its options."""
+    """Replay the orders of a schedule, with the allocator of its options."""
     return reserved_for(schedule.problem, schedule.order, schedule.options, original)
 
 
 def reserved_rows(found: Reserved | None, limit_bytes: int | None = None) -> Sequence[tuple[str, ...]]:
-    """The row of a table: original, scheduled, change, and the limit, if there is one."""
+    """Return the row of a table: original, scheduled, change, and the limit, if there is one."""
     if found is None:
         return ()
     limit = "" if limit_bytes is None else size(limit_bytes)
@@ -209,7 +209,7 @@ def reserved_rows(found: Reserved | None, limit_bytes: int | None = None) -> Seq
 
 
 def reserved_lines(found: Reserved | None) -> list[str]:
-    """The same as a line of text; none where nothing was replayed."""
+    """Return the same as a line of text; none where nothing was replayed."""
     return [] if found is None else [f"{found.title} (replayed): {between(size(found.before), size(found.after))}"]
 
 
@@ -245,13 +245,13 @@ _BLOCKED = {
 
 
 def gap_percent(step_us: float, bound_us: float) -> float:
-    """How far a step is above its lower bound; 0 where the bound is 0. Rounding noise below 1e-7 % is 0 too."""
+    """Return how far a step is above its lower bound, in percent; 0 where the bound is 0, or it is rounding."""
     gap = 100 * (step_us / bound_us - 1) if bound_us > 0 else 0.0
     return 0.0 if abs(gap) < 1e-7 else gap
 
 
 def summary(schedule: Schedule, more: Sequence[tuple[str, ...]] = ()) -> Table:
-    """Before, after, and the limit of each: a table for :mod:`rich` to print; then more rows of the same columns."""
+    """List before, after, and the limit of each, for :mod:`rich` to print; then more rows of the same columns."""
     problem = schedule.problem
     groups = {group for node in problem.nodes for group in launched_on(node)} - {ANY_GROUP}
     seconds = f" Scheduled in {schedule.schedule_s:.2f} s." if schedule.schedule_s else ""
@@ -270,7 +270,7 @@ def summary(schedule: Schedule, more: Sequence[tuple[str, ...]] = ()) -> Table:
 
 
 def summary_rows(schedule: Schedule) -> list[tuple[str, ...]]:
-    """Rows: what is looked at, original, scheduled, change, limit; short rows end in empty cells."""
+    """Return rows: what is looked at, original, scheduled, change, limit; short rows end in empty cells."""
     before, after = schedule.original, schedule.scheduled
     bound_us, budget_bound = schedule.lower_bound_us, schedule.budget_bound_us
     step, exposed = (before.step_us, after.step_us), (before.exposed_us, after.exposed_us)
@@ -291,7 +291,7 @@ def summary_rows(schedule: Schedule) -> list[tuple[str, ...]]:
 
 
 def explanation(schedule: Schedule, collective: str | None = None, top: int | None = None) -> str:
-    """Why the step is exposed, in totals; then why each collective is where it is, the most exposed first.
+    """Say why the step is exposed, in totals; then why each collective is where it is, the most exposed first.
 
     Args:
         schedule: What to explain.
@@ -328,7 +328,7 @@ def explanation(schedule: Schedule, collective: str | None = None, top: int | No
 
 
 def most_exposed(schedule: Schedule, top: int | None = None, collective: str | None = None) -> list[Decision]:
-    """The decisions, the most exposed collective first; only the first ``top``, or that of one collective."""
+    """Return the decisions, the most exposed collective first; only the first ``top``, or that of one collective."""
     if collective is None:
         return sorted(schedule.decisions, key=lambda d: (-d.exposed_us, d.position))[:top]
     problem = schedule.problem
@@ -342,7 +342,7 @@ def most_exposed(schedule: Schedule, top: int | None = None, collective: str | N
 
 
 def _record(schedule: Schedule, decision: Decision, called: Mapping[str, str]) -> str:
-    """One decision in a few lines: what, where and why, when, and what blocked it."""
+    """Tell of one decision in a few lines: what, where and why, when, and what blocked it."""
     problem, node = schedule.problem, schedule.problem.nodes[decision.collective]
     group, module = problem.groups[node.group or ""], f" in {printable(node.module)}" if node.module else ""
     hiding = [f"{printable(problem.nodes[v].name)} ({duration(problem.nodes[v].time_us)})" for v in decision.under]
@@ -445,7 +445,7 @@ _BECAUSE = WORDS | {
 
 
 def why_no_better(kept: Schedule) -> str:
-    """Why a schedule has the original order: what exposes it, the two most expensive causes."""
+    """Say why a schedule has the original order: what exposes it, the two most expensive causes."""
     if kept.fell_back is not None:
         return kept.fell_back
     if kept.options.effort == 0:

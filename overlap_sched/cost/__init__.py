@@ -5,20 +5,22 @@
 115.689
 """
 
-from overlap_sched.cost.model import A100 as A100
-from overlap_sched.cost.model import DEVICES as DEVICES
+from overlap_sched.cost.compute import A100 as A100
+from overlap_sched.cost.compute import B200 as B200
+from overlap_sched.cost.compute import DEVICES as DEVICES
+from overlap_sched.cost.compute import H100 as H100
+from overlap_sched.cost.compute import H200 as H200
+from overlap_sched.cost.compute import MI300X as MI300X
+from overlap_sched.cost.compute import RTX_3090 as RTX_3090
+from overlap_sched.cost.compute import RTX_3090_TF32 as RTX_3090_TF32
+from overlap_sched.cost.compute import XEON_8480 as XEON_8480
+from overlap_sched.cost.compute import Compute as Compute
+from overlap_sched.cost.compute import Device as Device
+from overlap_sched.cost.compute import device_named as device_named
 from overlap_sched.cost.model import FREE as FREE
-from overlap_sched.cost.model import H100 as H100
-from overlap_sched.cost.model import H200 as H200
-from overlap_sched.cost.model import RTX_3090 as RTX_3090
-from overlap_sched.cost.model import RTX_3090_TF32 as RTX_3090_TF32
-from overlap_sched.cost.model import XEON_8480 as XEON_8480
 from overlap_sched.cost.model import Collective as Collective
-from overlap_sched.cost.model import Compute as Compute
 from overlap_sched.cost.model import CostModel as CostModel
-from overlap_sched.cost.model import Device as Device
 from overlap_sched.cost.model import Link as Link
 from overlap_sched.cost.model import Network as Network
 from overlap_sched.cost.model import Price as Price
 from overlap_sched.cost.model import Roofline as Roofline
-from overlap_sched.cost.model import device_named as device_named

@@ -25,7 +25,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from overlap_sched.cost.model import H100, XEON_8480, Device, device_named
+from overlap_sched.cost.compute import H100, XEON_8480, Device, device_named
 from overlap_sched.cost.table import COPY, CollectiveTime, KernelTime, Tables
 from overlap_sched.cost.toml_file import (
     Bandwidth,
@@ -220,6 +220,7 @@ class _DeviceTable(Table):
     bandwidth_efficiency: _Part = _DEVICE["bytes_efficiency"]
     kernel: Time = Time(_DEVICE["kernel_us"])
     memory: Bytes = Bytes(0)
+    attention_efficiency: _Part = _DEVICE["attention_efficiency"]
     source: str = ""
 
 
@@ -318,8 +319,9 @@ def parse_cluster(text: str, where: str) -> Cluster:
 def _device_of(own: str | _DeviceTable) -> Device:
     """A name of the table of devices, or a device of the file's own."""
     if isinstance(own, _DeviceTable):
-        flops, bandwidth, *others = map(float, msgspec.structs.astuple(own)[1:6])
-        return Device(own.name, flops, bandwidth, *others, memory_bytes=int(own.memory))  # type: ignore[misc, arg-type]
+        name, *numbers, attention, _ = msgspec.structs.astuple(own)
+        *rates, memory = map(float, numbers)
+        return Device(name, *rates, int(memory), float(attention))  # type: ignore[call-arg, arg-type]
     try:
         return device_named(own)
     except OptionsError as error:
@@ -406,6 +408,7 @@ def _device(name: str, tables: Tables) -> Device:
         flops_efficiency=1.0 if flops else basis.flops_efficiency,
         bytes_efficiency=basis.bytes_efficiency if largest is None else 1.0,
         kernel_us=min((one.time_us for one in copies), default=basis.kernel_us),
+        attention_efficiency=basis.attention_efficiency / (basis.flops_efficiency if flops else 1.0),
     )
 
 

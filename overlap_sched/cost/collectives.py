@@ -354,7 +354,7 @@ def _hop_us(where: Setting, p: int) -> float:
 
 
 def _network_us(where: Setting, p: int) -> float:
-    """What the network adds to that: twice for SIMPLE, which flushes."""
+    """Return what the network adds to that: twice for SIMPLE, which flushes."""
     return where.network_us * (2 if _PROTOCOLS[p] == "SIMPLE" else 1)
 
 

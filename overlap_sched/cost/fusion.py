@@ -25,7 +25,8 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from overlap_sched.cost.model import Compute, CostModel, Price, Source, price_of
+from overlap_sched.cost.compute import Compute
+from overlap_sched.cost.model import CostModel, Price, Source, price_of
 
 
 class Read(NamedTuple):
@@ -387,7 +388,7 @@ def shared_prices(
         shares = [part.bytes for v in nodes if (part := parts[v]) is not None]
         total = sum(shares)
         op = "+".join(dict.fromkeys([ops[v] for v in nodes]))
-        whole = price_of(model, Compute(op, sum([flops[v] for v in nodes]), total))
+        whole = price_of(model, Compute(op, sum([flops[v] for v in nodes]), total, "fused"))
         if len(nodes) > 1:
             source: Source = "fusion" if whole.source == "roofline" else whole.source
             whole = whole._replace(source=source, part_of=names[kernel])

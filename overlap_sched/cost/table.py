@@ -21,7 +21,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple, TypeVar
 
-from overlap_sched.cost.model import FREE, Collective, Compute, Price, PricedModel, Roofline
+from overlap_sched.cost.compute import Compute
+from overlap_sched.cost.model import FREE, Collective, Price, PricedModel, Roofline
 from overlap_sched.errors import CostError, OverlapSchedWarning
 
 K = TypeVar("K", bound=Hashable)
@@ -186,11 +187,12 @@ class TableModel(PricedModel):
         if not work.flops and not work.bytes:
             return FREE
         formula = self.otherwise.compute_price(work)
-        exact_us = self._exact_us.get(work)
+        known = Compute(*work[:3])  # what tables have
+        exact_us = self._exact_us.get(known)
         if exact_us is not None:
             return Price(exact_us, "table")
         if (curve := self._kernels.get(work.op)) is not None:
-            return self._along(curve, formula.time_us, work.op, scaled=True)
+            return self._along(curve, self.otherwise.compute_us(known), work.op, scaled=True)
         return formula if work.flops or self._copies is None else self._along(self._copies, work.bytes, "a copy")
 
     def collective_price(self, work: Collective) -> Price:

@@ -10,12 +10,13 @@ from torch import fx
 from torch._ops import OpOverload
 
 from overlap_sched.cost import FREE, Collective, Compute, CostModel, Price
+from overlap_sched.cost.compute import NO_SHAPE, SHAPED, kind_of, shape_of
 from overlap_sched.cost.fusion import parts_of_kernels, shared_prices
 from overlap_sched.cost.model import Source, ask_model, price_of
 from overlap_sched.errors import CostError, OptionsError
 from overlap_sched.fx.calls import EffectiveCall, call_of, name_and_group
 from overlap_sched.fx.catalogue import HOST_COPIES
-from overlap_sched.fx.fusion import formula, rules_for, steps_of
+from overlap_sched.fx.fusion import Loop, formula, loop_of, rules_for, steps_of
 from overlap_sched.fx.operators import NO_CALL, Role, arguments_of, is_higher_order, only_wraps
 from overlap_sched.fx.reading import Reading
 from overlap_sched.problem import Group
@@ -109,8 +110,8 @@ class _Pricing:
                 result.flops[v], result.bytes[v], price = body
                 given.add(v)  # no kernel of this graph
             else:
-                flops, nbytes = result.flops[v], result.bytes[v] = _flops(r, v), _bytes_moved(r, v)
-                price = price_of(self.model, Compute(traits.op, flops, nbytes))
+                work = self.work(r, v)
+                result.flops[v], result.bytes[v], price = work.flops, work.bytes, price_of(self.model, work)
                 if v in r.inner:
                     price = price._replace(time_us=price.time_us + self.sent_inside_us(r, v))
             us = None if cost is None else ask_model(cost, r.nodes[v], lambda us: us)
@@ -126,6 +127,21 @@ class _Pricing:
         if self.fusion == "inductor":
             self.fuse(r, result, free, given, after)
         return result
+
+    def work(self, r: Reading, v: int) -> Compute:
+        """Describe a node to the model. Strided are only kernels of PyTorch's own: a compiler writes others."""
+        node, hint = r.nodes[v], r.storages.hint
+        op, kind = r.traits[v].op, kind_of(r.traits[v].op)
+        values = [n.meta.get("val") for n in (*node.args, *node.kwargs.values(), node) if isinstance(n, fx.Node)]
+        sized = [one for one in values if isinstance(one, torch.Tensor) and one.dim()]
+        shape = shape_of(op, [[hint(n) for n in one.shape] for one in sized]) if kind in SHAPED else NO_SHAPE
+        if kind == "attention" and isinstance(node.target, OpOverload):
+            kind = "causal" if arguments_of(node.target, node.args, node.kwargs).get("is_causal") is True else kind
+        elif kind == "other" and self.fusion == "none" and loop_of(node.target) is Loop.POINTWISE:
+            strided = [one for one in sized if one.layout is torch.strided]
+            layouts = {(*map(hint, one.shape), -1, *_strides(list(map(hint, one.stride())))) for one in strided}
+            kind = "strided" if len(layouts) > 1 else kind
+        return Compute(op, _flops(r, v), _bytes_moved(r, v), kind, shape)
 
     def fuse(self, r: Reading, costs: Costs, free: set[int], given: set[int], after: Mapping[int, set[int]]) -> None:
         """Replace bytes and prices by those of the kernels; where the user gave times, they are all that one takes."""
@@ -169,6 +185,11 @@ class _Pricing:
             price = longest._replace(time_us=_step_us(reading, costs.prices), part_of="")
             self.bodies[reading] = None if reading.notes["no_val"] else (sum(costs.flops), sum(costs.bytes), price)
         return self.bodies[reading]
+
+
+def _strides(strides: list[int]) -> list[int]:
+    """Return how a tensor lies in memory; empty: as rows, or parts of rows, as buckets are copied from."""
+    return [] if len(strides) <= 2 and strides[-1] == 1 else strides
 
 
 def _bytes_sent(r: Reading, v: int) -> int:

@@ -411,7 +411,7 @@ class KernelCosts:
             nbytes = self._moved(snode)
             asked = [self._cost(self._reading.nodes[v]) for v in origins if self._cost and self._role(v) is None]
             given = [us for us in asked if us is not None]
-            us = sum(given) if given else ask_model(self._model.compute_us, Compute(op, flops, nbytes))
+            us = sum(given) if given else ask_model(self._model.compute_us, Compute(op, flops, nbytes, "fused"))
         return {"op": op, "flops": flops, "bytes": nbytes, "time_us": us}
 
     def _priced_for_extern(self, part: Any, origins: Sequence[int]) -> list[int]:

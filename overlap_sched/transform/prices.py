@@ -5,7 +5,8 @@ from dataclasses import dataclass, field, replace
 
 from overlap_sched.cost.cluster import Cluster
 from overlap_sched.cost.collectives import model_of
-from overlap_sched.cost.model import Collective, Compute, CostModel, FinishingModel, LaunchingModel, Roofline
+from overlap_sched.cost.compute import Compute
+from overlap_sched.cost.model import Collective, CostModel, FinishingModel, LaunchingModel, Roofline
 from overlap_sched.cost.repricing import placed_on
 from overlap_sched.errors import OptionsError
 from overlap_sched.problem import Group, Kind, Problem

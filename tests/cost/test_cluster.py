@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from overlap_sched.cost import H100, XEON_8480, Collective, Price
+from overlap_sched.cost import H100, XEON_8480, Collective, Device, Price
 from overlap_sched.cost.cluster import (
     Across,
     Cluster,
@@ -70,9 +70,7 @@ def test_what_a_file_says() -> None:
     assert cluster.across_bytes_per_s == 25e9  # two ranks share a card
     own = '[device]\nname = "X"\nflops = "1PFLOPS"\nbandwidth = "8TB/s"\nmemory = "192GB"\n[inside]'
     cluster = parse_cluster(GOOD.replace('device = "H100"\n', "").replace("[inside]", own), "mine.toml")
-    assert cluster.device == H100._replace(
-        name="X", peak_flops_per_s=1e15, peak_bytes_per_s=8e12, memory_bytes=192 * 10**9
-    )
+    assert cluster.device == Device("X", 1e15, 8e12, memory_bytes=192 * 10**9)  # a file need not have what is newer
     assert parse_cluster(cluster_text(cluster), "x") == cluster
 
 
@@ -127,7 +125,7 @@ def test_contention_follows_from_placement_and_the_balance_of_the_device() -> No
         ('"450GB/s"', '"12us"', "inside.bandwidth: .*12us.*unit that fits"),
         ('"450GB/s"', '"0GB/s"', "inside.bandwidth: .*above 0"),
         ('"500ns"', "12", 'across.latency: .*12 .* Write "12us"'),
-        ('"H100"', '"H1000"', "device is unknown: .*'H1000'; known are H100, H200, A100.*own"),
+        ('"H100"', '"H1000"', "device is unknown: .*'H1000'; known are H100, .*H200, .*A100.*own"),
         ("ranks_per_node = 8", "ranks_per_node = 0", "ranks_per_node: expected int >= 1"),
         ("ranks_per_node = 8", "", "missing required field ranks_per_node"),
         ("ranks_per_node", "rank_per_node = 8\nranks_per_node", "rank_per_node. Did you mean 'ranks_per_node'"),

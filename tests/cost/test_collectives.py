@@ -228,7 +228,9 @@ def test_a_kernel_that_was_measured():
 def test_a_shape_in_between_is_found_by_the_time_of_the_formulas():
     model = TableModel(TABLES)
     between = Compute("aten.mm.default", 10**11, 10**8)
-    small, asked, large = (Roofline().compute_us(Compute("x", 10**k, 10 ** (k - 3))) for k in (10, 11, 12))
+    small, asked, large = (
+        Roofline().compute_us(Compute("aten.mm.default", 10**k, 10 ** (k - 3))) for k in (10, 11, 12)
+    )
     part = math.log(asked / small) / math.log(large / small)
     assert model.compute_price(between) == Price(pytest.approx(40.0 * 75.0**part), "table")
 
@@ -250,7 +252,7 @@ def test_beyond_what_was_measured_there_is_one_warning():
         assert model.collective_us(gather) == pytest.approx(180.0)
     assert model.collective_us(gather._replace(bytes=400000)) == pytest.approx(360.0)  # warnings are errors
     small = Compute("aten.mm.default", 10**9, 10**6)
-    ratio = Roofline().compute_us(small) / Roofline().compute_us(Compute("x", 10**10, 10**7))
+    ratio = Roofline().compute_us(small) / Roofline().compute_us(Compute("aten.mm.default", 10**10, 10**7))
     with pytest.warns(OverlapSchedWarning, match=r"^aten\.mm\.default is asked for beyond"):
         assert model.compute_us(small) == pytest.approx(40.0 * ratio)  # in proportion, not as long as the smallest
     with pytest.warns(OverlapSchedWarning, match=r"^a copy is asked for beyond"):

@@ -271,7 +271,7 @@ def test_a_kernel_is_priced_once_with_all_that_it_does() -> None:
     steps = [None, pointwise(0, kept=True), pointwise(1, kept=True)]
     parts = parts_of_kernels(steps, TRITON)
     prices = shared_prices(parts, ["x", "a", "b"], ["", "mul", "add"], [0, 3, 4], Model())
-    assert asked == [Compute("mul+add", 7, 3 * N)]
+    assert asked == [Compute("mul+add", 7, 3 * N, "fused")]
     assert [price.source for price in prices.values()] == ["user", "user"]
     assert sum(price.time_us for price in prices.values()) == 8.0
 

@@ -254,9 +254,9 @@ def test_the_fewest_parts_that_fit() -> None:
 
 
 def test_the_lowest_peak_is_that_of_the_most_parts() -> None:
-    found = fit(wide(), ALONE, max_slowdown=0.2, fissions=WAYS)
+    found = fit(wide(), ALONE, max_slowdown=0.6, fissions=WAYS)
     assert found.best.rewrites == (WAYS[1],)
-    assert found.best.step_us <= 1.2 * found.without.step_us
+    assert found.best.step_us <= 1.6 * found.without.step_us
     assert fit(wide(), ALONE, max_slowdown=0.0, fissions=WAYS).best.rewrites == ()
 
 

@@ -23,7 +23,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from overlap_sched import cost
-from overlap_sched.cost import A100, Price, Roofline
+from overlap_sched.cost import A100, Compute, Price, Roofline
 from overlap_sched.cost.profile import read_traces
 from overlap_sched.dump import load_dump
 from overlap_sched.errors import CostError, OptionsError, OverlapSchedWarning
@@ -96,6 +96,31 @@ def test_operations(op: Any, shapes: list[tuple[int, ...]], flops: int | None) -
     lifted = lift(b.done(inputs[0]))
     assert lifted.problem.nodes[len(shapes)].flops == (flops or 0)
     assert lifted.notes.get("flops_failed", 0) == (flops is None)
+
+
+def test_a_model_is_told_of_kinds_and_shapes() -> None:
+    told: dict[str, Compute] = {}
+
+    class Model(Roofline):
+        def compute_us(self, work: Compute) -> float:
+            told[f"{work.op.split('.')[1]} {work.bytes}"] = work
+            return 1.0
+
+    def f(x: Tensor, y: Tensor, q: Tensor) -> Any:
+        product = torch.addmm(x[0], x, y.t())
+        attended = ATEN._scaled_dot_product_flash_attention_for_cpu(q, q, q, 0.0, True)[0]
+        return product, x.t().clone(memory_format=torch.contiguous_format), y.clone(), x + x[0], attended, x.softmax(-1)
+
+    gm = trace(f, (16, 16), (16, 16), (2, 4, 32, 8))
+    lift(gm, model=Model())
+    kinds = {name.split()[0]: (work.kind, work.shape) for name, work in told.items()}
+    assert kinds["addmm"] == ("gemm", (1, 16, 16, 16))
+    assert kinds["_scaled_dot_product_flash_attention_for_cpu"] == ("causal", (8, 32, 32, 8))
+    assert kinds["_softmax"] == ("softmax", (1, 16, 0, 16))
+    assert [work.kind for name, work in told.items() if name.startswith("clone")] == ["other"]  # the last
+    assert kinds["add"][0] == "strided"  # broadcast
+    eager_us, compiled_us = (nodes(gm, fusion=fusion)["clone"].time_us for fusion in ("none", "inductor"))
+    assert eager_us > compiled_us
 
 
 def test_convolution_flags_are_part_of_its_shape() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from overlap_sched import Group, Kind, Node, Problem
-from overlap_sched.cost.model import Collective, Compute
+from overlap_sched.cost import Collective, Compute
 from overlap_sched.judge.validate import violation
 from overlap_sched.problem import FINISH, LAUNCH
 from overlap_sched.transform.apply import apply

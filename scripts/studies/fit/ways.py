@@ -9,8 +9,7 @@ from torch import fx
 from torch._functorch import config
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-from overlap_sched.cost import CostModel, Roofline
-from overlap_sched.cost.model import Collective, Compute
+from overlap_sched.cost import Collective, Compute, CostModel, Roofline
 from overlap_sched.fit import fit
 from overlap_sched.fx import lift
 from overlap_sched.fx.lifting import Lifted

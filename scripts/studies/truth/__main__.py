@@ -24,6 +24,7 @@ from llama_repro.harness.console import guarded, markdown_table
 from overlap_sched.cost import DEVICES, Collective, Compute, Device, Roofline
 from overlap_sched.cost.cluster import Cluster, read_cluster
 from overlap_sched.cost.collectives import model_of, setting, ways
+from overlap_sched.cost.compute import Kind, kind_of, shape_of
 from overlap_sched.cost.toml_file import Bandwidth
 from overlap_sched.errors import CostError
 from overlap_sched.problem import Group
@@ -114,14 +115,17 @@ def _priced(row: Mapping[str, str]) -> Comparison:
 
 
 def _kernel(row: Mapping[str, str]) -> Comparison:
-    work = Compute(row["op"].replace("::", ".") + ".default", int(row["flops"]), max(int(row["bytes"]), 1))
-    us, kind = float(row["median_kernel_us"]), row["class"]
-    if kind == "pointwise":
-        kind += ", contiguous" if "vectorized" in row["kernel"] else ", strided"
+    op, shapes = f"{row['op'].replace('::', '.')}.default", list(filter(None, json.loads(row["input_shapes"])))
+    own = "elementwise_kernel" in row["kernel"] and "vectorized" not in row["kernel"]
+    kind: Kind = "strided" if row["class"] == "pointwise" and own else kind_of(op)
+    work = Compute(op, int(row["flops"]), max(int(row["bytes"]), 1), kind, shape_of(op, shapes))
+    us, label = float(row["median_kernel_us"]), row["class"]
+    if label == "pointwise":
+        label += ", contiguous" if "vectorized" in row["kernel"] else ", strided"
     if border := {"pointwise": 5, "gemm": 20}.get(row["class"]):
-        kind += f", {'<' if us < border else 'from'} {border} us"
+        label += f", {'<' if us < border else 'from'} {border} us"
     what, predicted_us = f"{row['op']} {row['dtype']} {row['input_shapes']}", Roofline(_device(row)).compute_us(work)
-    return Comparison("Kernels", kind, row["gpu"], row["trace"], what, predicted_us, us)
+    return Comparison("Kernels", label, row["gpu"], row["trace"], what, predicted_us, us)
 
 
 def _device(row: Mapping[str, str]) -> Device:

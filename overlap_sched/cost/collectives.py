@@ -279,7 +279,7 @@ def _tree(where: Setting, p: int) -> NcclVariant:
     hops_us = (where.nodes.bit_length() - 1) * (_HARDWARE_US["net"]["tree"][p] + _network_us(where, p))
     latency_us = _BASE_US["tree"][p] + 2 * ((where.per_node - 1) * inside_us + hops_us)
     correction = _TREE_CORRECTION[p]
-    if _PROTOCOLS[p] == "LL128" and where.nodes > 2:
+    if _PROTOCOLS[p] == "LL128" and where.nodes > 2 and where.switched:
         correction = (*correction[:16], *[_TREE_REACHED] * 16)
     return NcclVariant("tree", _PROTOCOLS[p], latency_us, bus * 0.85 * 0.5, correction)
 
@@ -354,7 +354,7 @@ def _hop_us(where: Setting, p: int) -> float:
 
 
 def _network_us(where: Setting, p: int) -> float:
-    """What the network adds to that: twice for SIMPLE, which flushes."""
+    """Return what the network adds to that: twice for SIMPLE, which flushes."""
     return where.network_us * (2 if _PROTOCOLS[p] == "SIMPLE" else 1)
 
 

@@ -380,7 +380,7 @@ def _runs_in(trace: RankTrace, sought: Sequence[Sought]) -> Runs:
 def _runs_of_step(
     calls: Sequence[HostCall], inside: Sequence[int], names: Collection[str], key_of: Callable[[HostCall], Hashable]
 ) -> Iterable[Run]:
-    """Of each compiled graph (of all, if there is none), operators and fused kernels, not what these call in turn."""
+    """List, of each compiled graph (of all, if none), operators and fused kernels, not what these call in turn."""
     runs: dict[int, Run] = {}
     graph_of: dict[int, int] = {}
     taken: set[int] = set()

@@ -279,7 +279,7 @@ class Attempt(Values):
         return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
 
     def default_size(self) -> int:
-        """What sizes have of which nothing is known."""
+        """Return the value of sizes of which nothing is known."""
         if self._sizing:
             raise SizeNotKnownYetError
         if self._default is None:

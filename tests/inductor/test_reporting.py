@@ -163,8 +163,10 @@ def test_the_line_is_said_once_by_rank_0_on_what_is_new(
                 tally.add(DONE, "H100")
             tally.say()
             tally.say()
-    said = [record.getMessage().split(",")[0] for record in caplog.records]
-    assert said == ([] if rank else ["overlap_sched: 2 graphs", "overlap_sched: 1 graph"])
+        record(GraphReport("a", "inductor", Report("a", reason="b")))
+    said = [one.getMessage().split(",")[0] for one in caplog.records]
+    lines = ["overlap_sched: 2 graphs", "overlap_sched: 1 graph", "a (inductor): left as it was: b"]
+    assert said == ([] if rank else lines)
     assert tally.seen == 3
 
 

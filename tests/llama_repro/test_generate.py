@@ -88,26 +88,8 @@ def test_a_repeated_step_is_the_step_of_more_layers(traced):
 
 
 @pytest.mark.slow
-def test_what_backward_takes_is_what_forward_saved_in_that_layer(traced):
-    """Layer by layer, whatever it is called: forward's layers and backward's are matched in opposite order."""
-    ahead, back = (repeat(find_layers(graph), 5) for graph in traced[0])
-    saved = saved_in_forward(ahead, back)
-    body = [(v, saved[v]) for v in saved if ahead.problem.nodes[saved[v]].kind is not Kind.INPUT]
-    first_use = {}
-    for v, node in enumerate(back.problem.nodes[:-1]):
-        for u in node.deps:
-            first_use.setdefault(u, v)
-    products = [(first_use[v], u) for v, u in body if v in first_use and ahead.problem.nodes[u].op == "aten.mm.default"]
-    per_layer = len(products) // 9
-    assert per_layer * 9 == len(products)
-    in_order = [u for _, u in sorted(products)]
-    layers = [sorted(in_order[k : k + per_layer]) for k in range(0, len(in_order), per_layer)]
-    assert layers == sorted(layers, reverse=True)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("nodes", [12_345])
-def test_a_step_has_as_many_nodes_as_asked_and_hardly_more(traced, nodes):
+def test_a_step_has_as_many_nodes_as_asked_and_hardly_more(traced):
+    nodes = 12_345
     four = traced[0]
     mesh = replace(MESH, pp=2)
     problem = generate(MODEL, four, mesh, nodes)
@@ -129,22 +111,16 @@ def test_micro_batches_add_their_gradients_up_and_stages_hand_over(traced):
     assert counts["recv"] == counts["send"] == 4
     output = problem.nodes[-1]
     assert len(output.deps) == gradients + 2  # and the losses
-    assert [n.name for n in problem.nodes if n.group == "pp_forward" and n.kind is Kind.COLLECTIVE] == [
-        "f0.recv",
-        "f0.send",
-        "f1.recv",
-        "f1.send",
-    ]
+    names = [n.name for n in problem.nodes if n.group == "pp_forward" and n.kind is Kind.COLLECTIVE]
+    assert names == ["f0.recv", "f0.send", "f1.recv", "f1.send"]
     last = problem.nodes[output.deps[-1]]
     assert last.op == "aten.add_.Tensor"
     assert len(last.deps) == 2
 
 
 def test_what_does_not_repeat_is_told():
-    with pytest.raises(ProblemError) as caught:
+    with pytest.raises(ProblemError, match=r"'example': no four layers of 20 nodes or more repeat.* Trace more layers"):
         find_layers(EXAMPLE)
-    assert str(caught.value).startswith("problem 'example': no four layers of 20 nodes or more repeat, so no more can")
-    assert str(caught.value).endswith("Trace more layers, or a model whose layers are alike.")
 
 
 @pytest.mark.parametrize(

@@ -54,10 +54,8 @@ def lifted(request):
         return lift(graphs.backward, name=request.param)
 
 
-def run(lifted, order, observe=None):
-    placeholders = [node for node in lifted.nodes if node.op == "placeholder"]
-    inputs = random_inputs(placeholders, CPU, tokens=512)
-    return Program(lifted, order).run(inputs, EmulatedStreams(), observe)
+def run(program, observe=None):
+    return program.run(random_inputs(program._inputs, CPU, tokens=512), EmulatedStreams(), observe)
 
 
 @pytest.mark.slow
@@ -68,7 +66,7 @@ def test_bytes_alive_are_those_predicted_at_every_step(lifted, headroom):
     assert order != problem.original_order
     predicted = {lifted.nodes[v]: live for v, live in zip(order, memory_profile(problem, order), strict=True)}
     counted = {}
-    run(lifted, order, lambda node, env: counted.update({node: live_bytes(env.values())}))
+    run(Program(lifted, order), lambda node, env: counted.update({node: live_bytes(env.values())}))
     assert len(counted) == sum(node.kind is not Kind.INPUT for node in problem.nodes)
     assert counted == {node: predicted[node] for node in counted}
 
@@ -76,23 +74,19 @@ def test_bytes_alive_are_those_predicted_at_every_step(lifted, headroom):
 @pytest.mark.slow
 def test_another_order_computes_the_same_bits(lifted):
     problem = lifted.problem
-    original = run(lifted, problem.original_order)
-    assert same_bits(run(lifted, schedule(problem, Options(headroom="1GiB")).order), original)
+    original = run(Program(lifted, problem.original_order))
+    assert same_bits(run(Program(lifted, schedule(problem, Options(headroom="1GiB")).order)), original)
     assert all(torch.isfinite(gradient).all() for gradient in original if gradient is not None)
 
 
 @pytest.mark.slow
 def test_an_order_that_reads_before_the_wait_is_found_out(lifted):
     """The copy is made at the wait, so a user that runs before it sees what was there."""
-    problem = lifted.problem
-    original = run(lifted, problem.original_order)
-    program = Program(lifted, problem.original_order)
-    waits = [i for i, step in enumerate(program.steps) if step.kind is Kind.WAIT]
-    program.steps = tuple(
-        step._replace(kind=Kind.COMPUTE) if i in waits else step for i, step in enumerate(program.steps)
-    )  # waits that do not wait
-    placeholders = [node for node in lifted.nodes if node.op == "placeholder"]
-    assert not same_bits(program.run(random_inputs(placeholders, CPU, 512), EmulatedStreams()), original)
+    program = Program(lifted, lifted.problem.original_order)
+    original = run(program)
+    waits_that_do_not = {Kind.WAIT: Kind.COMPUTE}
+    program.steps = tuple(step._replace(kind=waits_that_do_not.get(step.kind, step.kind)) for step in program.steps)
+    assert not same_bits(run(program), original)
 
 
 def test_collectives_are_emulated_by_copies():

@@ -63,21 +63,16 @@ def test_figures_that_got_worse_are_named_and_others_not(measured, tmp_path):
     row["runtime_peak_bytes"] *= 1.2  # it was worse: fine
     path.write_text(json.dumps(numbers))
     (line,) = golden.worse_than_golden(measured, path)
-    now = golden.figures_of(measured.entries[-2])["step_us"]
-    assert line == (
-        f"ours, headroom 0, runtime: step_us is {now:,.10g}; golden {row['step_us']:,.10g}, "
-        f"at most {row['step_us'] + 20:,.10g} allowed"
-    )
+    assert line.startswith("ours, headroom 0, runtime: step_us is ")
 
 
 def test_missing_golden_numbers_are_told(measured, tmp_path):
     path = tmp_path / "golden.json"
-    with pytest.raises(GoldenError, match=r"golden.json cannot be read: .* Make it again with --update-golden."):
+    with pytest.raises(GoldenError, match=r"golden.json cannot be read: .* --update-golden"):
         golden.worse_than_golden(measured, path)
     path.write_text("{}")
-    with pytest.raises(GoldenError) as caught:
+    with pytest.raises(GoldenError, match=r"has no numbers for 'tiny'\. .* --update-golden"):
         golden.worse_than_golden(measured, path)
-    assert str(caught.value).startswith("golden.json has no numbers for 'tiny'. Make them with --update-golden, and")
 
 
 def test_no_figure_is_worse_than_the_committed_ones(measured):
@@ -88,17 +83,7 @@ def test_no_figure_is_worse_than_the_committed_ones(measured):
 def run(tiny, monkeypatch, tmp_path):
     monkeypatch.setattr(command, "load_graph", lambda graph, **options: tiny)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-
-    def call(*arguments):
-        return command.main(["--config", "tiny", "--no-torch", *arguments])
-
-    return call
-
-
-@pytest.fixture
-def undrawn(monkeypatch):
-    """Pictures take seconds; only one test looks at them."""
-    monkeypatch.setattr(command, "draw", lambda measured, folder: [])
+    return lambda *arguments: command.main(["--config", "tiny", "--no-torch", *arguments])
 
 
 @pytest.mark.slow
@@ -116,24 +101,15 @@ def test_the_command_prints_a_table_and_writes_json_and_pictures(run, capsys, tm
 
 
 @pytest.mark.slow
-def test_the_command_fails_where_a_figure_got_worse(run, undrawn, capsys, monkeypatch):
+def test_a_figure_that_got_worse_and_wrong_usage_are_told_apart(run, capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "draw", lambda measured, folder: [])  # pictures take seconds
+    assert run("--json", str(tmp_path / "missing" / "out.json")) == 2
+    (tmp_path / "file").touch()
+    assert run("--plots", str(tmp_path / "file")) == 2
+    assert "cannot be made (File exists); name another with --plots." in " ".join(capsys.readouterr().err.split())
     monkeypatch.setattr(command, "worse_than_golden", lambda measured: ["heap: step_us is 2; golden 1"])
     assert run() == 1
     assert "FAILED heap: step_us is 2; golden 1" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_wrong_usage_is_told_apart(run, undrawn, capsys, tmp_path):
-    with pytest.raises(SystemExit) as caught:
-        command.main(["--config", "llama4"])
-    assert caught.value.code == 2
-    assert run("--json", str(tmp_path / "missing" / "out.json")) == 2
-    assert "llama_repro:" in capsys.readouterr().err
-    (tmp_path / "file").touch()
-    assert run("--plots", str(tmp_path / "file")) == 2
-    assert "the folder cannot be made (File exists); name another with --plots." in " ".join(
-        capsys.readouterr().err.split()
-    )
 
 
 _HEAVY = {"mm", "dgrad", "wgrad"}
@@ -186,13 +162,8 @@ def test_without_prefetching_reductions_pile_up_and_the_fallback_stops_that():
     kept = heap_order(problem, prefetch=False, fallback=True)
     assert peak_memory(problem, kept)[0] <= original + 3 * 2**30
     assert peak_memory(problem, kept)[0] < piled
-
-
-def test_keys_are_fixed_at_push_time():
-    """Reductions pushed while memory was fine stay last in the heap, however tight memory gets afterwards."""
-    problem = _deferred_reductions(8)
-    names = problem.names(heap_order(problem, prefetch=False, fallback=True))
-    assert names.index("scatter0") > names.index("mm7")
+    names = problem.names(kept)
+    assert names.index("scatter0") > names.index("mm7")  # keys are fixed at push time, however tight memory gets then
 
 
 @pytest.mark.parametrize("options", [{}, {"prefetch": False}, {"fallback": True}])

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from overlap_sched.errors import OptionsError
 from overlap_sched.peak_memory.addresses import (
     RULES,
+    Boxes,
     OutOfWorkError,
     Search,
     address_violation,
@@ -151,6 +152,11 @@ def test_sections_are_the_moments_at_which_most_is_live() -> None:
     assert list(boxes.live_bytes) == [3, 5, 6, 9]
     assert list(boxes.crossings) == [1, 1, 1, 0]
     assert boxes.together[0].tolist() == [False, True, True, True, False]
+
+
+def test_boxes_cover_their_sections() -> None:
+    boxes = Boxes(np.array([1, 1]), np.array([0, 1]), np.array([1, 3]), 3)
+    assert boxes.covers.tolist() == [[True, False, False], [False, True, True]]
 
 
 def test_work_ends_a_search_and_is_counted() -> None:

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 from overlap_sched.problem import Kind, Problem
@@ -68,10 +69,9 @@ def peak_by_definition(problem: Problem, order: list[int]) -> list[int]:
     position = {v: at for at, v in enumerate(order)}
     live = [0] * len(order)
     for s, (size, pinned) in enumerate(problem.storages):
-        makers = [v for v, node in enumerate(problem.nodes) if s in node.alloc]
-        if not makers:
+        maker = next((v for v, node in enumerate(problem.nodes) if s in node.alloc), None)
+        if maker is None:
             continue
-        (maker,) = makers
         kind = problem.nodes[maker].kind
         uses = [position[v] for v, node in enumerate(problem.nodes) if s in node.use]
         first = 0 if kind is Kind.INPUT else position[maker]
@@ -85,34 +85,21 @@ def peak_by_definition(problem: Problem, order: list[int]) -> list[int]:
 
 
 def step_by_definition(problem: Problem, order: Sequence[int]) -> float:
-    """Step time by fixed point: every node's start from what must have ended, again and again until nothing moves."""
-    start = dict.fromkeys(order, 0.0)
-    nodes = problem.nodes
-    compute_stream = list(order)  # launches and waits stand in it too, with length 0
+    """Step time: when the compute stream comes to each position, and when each launch has finished on its stream."""
+    nodes = [problem.nodes[v] for v in order]
+    position = {v: at for at, v in enumerate(order)}
 
-    def end_on_compute(v: int) -> float:
-        node = nodes[v]
-        return start[v] + (0.0 if node.kind in (Kind.COLLECTIVE, Kind.WAIT) else node.time_us)
+    @cache
+    def start(at: int) -> float:
+        awaited = nodes[at].collective
+        return max(computed(at - 1) if at else 0.0, 0.0 if awaited is None else finish(position[awaited]))
 
-    def end_on_stream(v: int) -> float:
-        queue = [u for u in order if nodes[u].kind is Kind.COLLECTIVE and nodes[u].group == nodes[v].group]
-        free = 0.0
-        for u in queue:
-            free = max(free, start[u]) + nodes[u].time_us
-            if u == v:
-                return free
-        raise AssertionError
+    def computed(at: int) -> float:  # launches and waits stand in the compute stream too, with length 0
+        return start(at) + (0.0 if nodes[at].kind in (Kind.COLLECTIVE, Kind.WAIT) else nodes[at].time_us)
 
-    moved = True
-    while moved:
-        moved = False
-        for at, v in enumerate(compute_stream):
-            earliest = end_on_compute(compute_stream[at - 1]) if at else 0.0
-            collective = nodes[v].collective
-            if collective is not None:
-                earliest = max(earliest, end_on_stream(collective))
-            if earliest > start[v]:
-                start[v], moved = earliest, True
-    ends = [end_on_compute(v) for v in order]
-    ends += [end_on_stream(v) for v in order if nodes[v].kind is Kind.COLLECTIVE]
-    return max(ends)
+    @cache
+    def finish(at: int) -> float:
+        stream = [u for u in range(at) if nodes[u].kind is Kind.COLLECTIVE and nodes[u].group == nodes[at].group]
+        return max(start(at), finish(stream[-1]) if stream else 0.0) + nodes[at].time_us
+
+    return max(finish(at) if node.kind is Kind.COLLECTIVE else computed(at) for at, node in enumerate(nodes))

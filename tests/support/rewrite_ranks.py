@@ -1,13 +1,10 @@
 """One rank of a real gloo job: each rewrite of small graphs, its results compared with the unrewritten graph's by bits.
 
-``python -m tests.support.rewrite_ranks FOLDER``, started as torchrun would. Writes ``FOLDER/rank<r>.json``: per case,
+``python -m tests.support.rewrite_ranks FOLDER``, started as torchrun would. Saves in ``FOLDER/rank<r>.pt``: per case,
 whether all results are bitwise equal in every round, or why the rewrite was refused; on two ranks fissions, too.
 """
 
-import json
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +24,7 @@ from overlap_sched.inductor.gloo import safe_gathers
 from overlap_sched.transform.dimension_graph import range_cut
 from overlap_sched.transform.rewrites import Bucket, Keep, Recompute, Regather, Rewrite, Stream
 from tests.support.fx_graphs import RANKS, wait
+from tests.support.ranks import save_found
 from tests.support.rewrite_graphs import EXAMPLES
 from tests.support.rewrite_graphs import traced as traced_example
 from tests.support.routed_graphs import check_alike, inputs_of_ranks, step, trace
@@ -102,26 +100,28 @@ def traced(f: Callable[..., list[Tensor]], inputs: Sequence[Tensor]) -> fx.Graph
     return make_fx(f, tracing_mode="fake")(*fakes)
 
 
+def gathered(x: Tensor) -> Tensor:
+    return wait(C10D.all_gather_into_tensor(x, dist.get_world_size(), "0"))
+
+
 def gathers(*shards: Tensor) -> list[Tensor]:
     return [wait(g) * 1 for g in [C10D.all_gather_into_tensor(x, dist.get_world_size(), "0") for x in shards]]
 
 
 def twice(x: Tensor, *_: Tensor) -> list[Tensor]:
-    first = wait(C10D.all_gather_into_tensor(x, dist.get_world_size(), "0"))
-    second = wait(C10D.all_gather_into_tensor(x, dist.get_world_size(), "0"))
+    first, second = gathered(x), gathered(x)
     return [first * 2, first + 1, second * 3]
 
 
 def cast_twice(x: Tensor, *_: Tensor) -> list[Tensor]:
     """A shard that is cast for each gather, and used through a view."""
 
-    def gathered() -> Tensor:
-        wide = torch.ops.prims.convert_element_type(x, torch.float64)
-        return wait(C10D.all_gather_into_tensor(wide, dist.get_world_size(), "0"))
+    def wide() -> Tensor:
+        return torch.ops.prims.convert_element_type(x, torch.float64)
 
-    first = gathered()
+    first = gathered(wide())
     turned = first.t()
-    return [first * 2, turned + 1, gathered() * 3, turned * 5]
+    return [first * 2, turned + 1, gathered(wide()) * 3, turned * 5]
 
 
 def scatters(reduction: str) -> Callable[..., list[Tensor]]:
@@ -195,18 +195,12 @@ def packed_by_hand() -> dict[str, bool]:
     return found
 
 
-def main(folder: Path) -> None:
-    dist.init_process_group("gloo")
+def found() -> dict[str, Any]:
     second_communicators()
     with safe_gathers():
-        found: dict[str, Any] = {"cases": {name: run(name, *rest) for name, *rest in cases()}}
-        found["by hand"] = packed_by_hand()
-        if dist.get_world_size() == RANKS:
-            found |= {"fission": fission(), "routed": routed()}
-    (folder / f"rank{dist.get_rank()}.json").write_text(json.dumps(found), encoding="utf-8")
-    dist.barrier()
-    dist.destroy_process_group()
+        both = {"cases": {name: run(name, *rest) for name, *rest in cases()}, "by hand": packed_by_hand()}
+        return both | ({"fission": fission(), "routed": routed()} if dist.get_world_size() == RANKS else {})
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    save_found(found)

@@ -135,6 +135,9 @@ def test_accumulated_micro_batches_are_one_large_batch(trainer):
         (("--json", "none/out.json"), "there is no folder"),
         (("--headroom", "much"), "headroom is 'much'"),
         (("--steps", "0"), "--steps is 0; it is 1 or more"),
+        *((("--slow-network", wrong), "a bandwidth in GB/s, above 0.") for wrong in ("0", "nan", "inf")),
+        (("--slow-network", "1", "--slow-latency", "nan"), "a latency in microseconds, 0 or more."),
+        (("--slow-latency", "5"), "that of the link that --slow-network emulates"),
         (("--base", "memory", "--budget", "profile"), "base is 'memory' and budget is 'profile'"),
     ],
 )

@@ -58,32 +58,10 @@ def ended(program: tuple[str, ...], *arguments: str, timeout: float) -> subproce
 
 
 class Runs(NamedTuple):
-    """What ranks wrote and said of two runs that differ in who orders their graphs."""
+    """What ranks wrote of two runs that differ in who orders their graphs."""
 
     none: dict[str, Any]
     ours: dict[str, Any]
-    said: str
-
-
-@pytest.fixture
-def fsdp(tmp_path: Path) -> Runs:
-    """Two ranks, in bfloat16; ours goes on, under torchrun, where the first run was after three steps."""
-    none, ours, checkpoint = tmp_path / "none.json", tmp_path / "ours.json", tmp_path / "checkpoint"
-    keep = (*common("fsdp", "bf16", 2), "--checkpoint", str(checkpoint), "--checkpoint-every", "3")
-    run_ranks("tests.support.one_layer", *keep, "--scheduler", "none", "--json", none, ranks=2, limit_s=600)
-    shutil.rmtree(checkpoint / f"step-{STEPS:08}")
-    said = torchrun(SHORT, *keep, *SCHEDULED, *SLOW, "--json", str(ours))
-    return Runs(json.loads(none.read_text()), json.loads(ours.read_text()), said)
-
-
-@pytest.fixture
-def sharded_twice(tmp_path: Path) -> Runs:
-    """Four ranks, with tensor parallelism."""
-    none, ours = tmp_path / "none.json", tmp_path / "ours.json"
-    train = partial(run_ranks, "tests.support.one_layer", *common("2d", "fp32", 1), *DATA, ranks=4, limit_s=600)
-    train("--scheduler", "none", "--json", none)
-    said = train(*SCHEDULED, *SLOW, "--json", ours)
-    return Runs(json.loads(none.read_text()), json.loads(ours.read_text()), said)
 
 
 def unsharded_losses(monkeypatch: pytest.MonkeyPatch, *given: str) -> list[float]:
@@ -96,28 +74,40 @@ def unsharded_losses(monkeypatch: pytest.MonkeyPatch, *given: str) -> list[float
         return [trainer.step(number) for number in range(STEPS)]
 
 
-def test_training_by_fsdp(fsdp: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "train: resumed after step 3" in fsdp.said
-    check_results(fsdp, ranks=2, first=3)
-    check_orders(fsdp, accumulate=2, collectives=(12, 23))
-    check_losses(fsdp, 2e-3, unsharded_losses(monkeypatch, "--dtype", "bf16", "--accumulate", "4"))
+def test_training_by_fsdp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two ranks, in bfloat16; ours goes on, under torchrun, where the first run was after three steps."""
+    none, ours, checkpoint = tmp_path / "none.json", tmp_path / "ours.json", tmp_path / "checkpoint"
+    keep = (*common("fsdp", "bf16", 2), "--checkpoint", str(checkpoint), "--checkpoint-every", "3")
+    run_ranks("tests.support.one_layer", *keep, "--scheduler", "none", "--json", none, ranks=2, limit_s=600)
+    shutil.rmtree(checkpoint / f"step-{STEPS:08}")
+    said = torchrun(SHORT, *keep, *SCHEDULED, *SLOW, "--json", str(ours))
+    assert "train: resumed after step 3" in said
+    runs = check_results(none, ours, ranks=2, first=3)
+    check_orders(runs, accumulate=2, collectives=(12, 23))
+    check_losses(runs, 2e-3, unsharded_losses(monkeypatch, "--dtype", "bf16", "--accumulate", "4"))
 
 
 @pytest.mark.nightly
-def test_training_in_two_dimensions(sharded_twice: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "resumed" not in sharded_twice.said
-    check_results(sharded_twice, ranks=4, first=0)
-    check_orders(sharded_twice, accumulate=1, collectives=(16, 27))
-    check_losses(sharded_twice, 1e-5, unsharded_losses(monkeypatch, "--dtype", "fp32", "--accumulate", "2", *DATA))
+def test_training_in_two_dimensions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four ranks, with tensor parallelism."""
+    none, ours = tmp_path / "none.json", tmp_path / "ours.json"
+    train = partial(run_ranks, "tests.support.one_layer", *common("2d", "fp32", 1), *DATA, ranks=4, limit_s=600)
+    train("--scheduler", "none", "--json", none)
+    assert "resumed" not in train(*SCHEDULED, *SLOW, "--json", ours)
+    runs = check_results(none, ours, ranks=4, first=0)
+    check_orders(runs, accumulate=1, collectives=(16, 27))
+    check_losses(runs, 1e-5, unsharded_losses(monkeypatch, "--dtype", "fp32", "--accumulate", "2", *DATA))
 
 
-def check_results(runs: Runs, ranks: int, first: int) -> None:
+def check_results(none: Path, ours: Path, ranks: int, first: int) -> Runs:
     """The order changes nothing on any rank, nor does a resume, and as much is fused as without us."""
+    runs = Runs(json.loads(none.read_text()), json.loads(ours.read_text()))
     assert len(runs.none["losses"]) == STEPS
     assert runs.ours["losses"] == runs.none["losses"][first:]
     assert runs.ours["weights"] == runs.none["weights"]
     assert len(set(runs.ours["weights"])) == ranks
     assert runs.ours["kernels"] == runs.none["kernels"]
+    return runs
 
 
 def check_orders(runs: Runs, accumulate: int, collectives: tuple[int, int]) -> None:

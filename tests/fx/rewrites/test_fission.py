@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, fx
 
-from overlap_sched.cost import Roofline
+from overlap_sched.cost import Collective, Roofline
 from overlap_sched.errors import RewriteError
 from overlap_sched.fit.planner import FitSearch, Start
 from overlap_sched.fx import lift
@@ -27,7 +27,6 @@ from tests.support.fx_graphs import reordered, tensors, trace
 from tests.support.rewrite_graphs import (
     BATCH,
     EXAMPLES,
-    MODELS,
     by_name,
     check_equal,
     described,
@@ -38,6 +37,19 @@ from tests.support.rewrite_graphs import (
     traced,
 )
 from tests.support.traced_step import TINY, TINY_IMAGES, Workload, joint_graph, run_step, tiny_inputs, with_updates
+
+
+class OnHost(Roofline):
+    """Launches and waits take time of the thread that computes, whatever they move."""
+
+    def launch_us(self, work: Collective) -> float:
+        return 7.0
+
+    def finish_us(self, work: Collective) -> float:
+        return 3.0
+
+
+MODELS = {"device": Roofline(), "host": OnHost()}
 
 
 def check_results(before: fx.GraphModule, after: fx.GraphModule, bitwise: bool = True) -> None:

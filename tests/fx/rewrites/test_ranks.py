@@ -1,14 +1,12 @@
 """Every rewrite on real ranks over gloo: results have the same bits, for each type and reduction, or it is refused."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from overlap_sched.fx.rewrites.facts import keeps_bits
 from tests.support.examples import at_night
-from tests.support.ranks import filled_once, run_ranks
+from tests.support.ranks import found_once
 from tests.support.rewrite_ranks import DTYPES
 from tests.support.routed_graphs import CHOSEN, TOKENS
 
@@ -18,12 +16,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module", params=[2, at_night(4)])
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     ranks: int = request.param
-
-    def rewrite(folder: Path) -> None:
-        run_ranks("tests.support.rewrite_ranks", folder, ranks=ranks, limit_s=600)
-
-    folder = filled_once(tmp_path_factory, f"rewrites-{ranks}", rewrite)
-    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(ranks)]
+    return found_once(tmp_path_factory, f"rewrites-{ranks}", "tests.support.rewrite_ranks", ranks=ranks, limit_s=600)
 
 
 def test_what_is_legal_is_bitwise_and_all_else_is_refused(found: list[dict[str, Any]]) -> None:

@@ -88,8 +88,9 @@ def main(folder: Path, first: int, last: int, inductor_share: float, limit_s: fl
     faults: Counter[str] = Counter()
     for seed in range(first, last):
         program = generate(seed)
+        families = sorted(program.families)
         plan = ways_of(program, inductor_share)
-        _write(folder, rank, {"begins": seed, "ways": plan})
+        _write(folder, rank, {"seed": seed, "ways": plan})
         slow = 6 if set(plan) & {"inductor", "post_grad"} else 1
         faulthandler.dump_traceback_later(limit_s * slow, exit=True)
         found = []
@@ -106,7 +107,7 @@ def main(folder: Path, first: int, last: int, inductor_share: float, limit_s: fl
 
                     program = shrunk(program, fails, 10 if way in PLUGINS[1:] else 40)
                 found[-1]["program"] = describe(program)
-        _write(folder, rank, {"seed": seed, "families": sorted(program.families), "outcomes": found})
+        _write(folder, rank, {"seed": seed, "ways": plan, "families": families, "outcomes": found})
     faulthandler.cancel_dump_traceback_later()
     dist.barrier(group=world.control)
 

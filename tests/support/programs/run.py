@@ -34,15 +34,13 @@ class Found:
 
     def __str__(self) -> str:
         """For people."""
-        statuses = ("ok", "fault", "torch")
-        rows = [f"{self.programs} programs, {len(self.faults)} faults", ""]
-        rows.append(f"{'way in':28}" + "".join(f"{name:>8}" for name in statuses) + f"{'moved':>8}")
-        for way in sorted({way for way, _ in self.counts}):
-            rows.append(f"{way:28}" + "".join(f"{self.counts[way, s]:8}" for s in statuses) + f"{self.moved[way]:8}")
-        rows += ["", "programs with", *(f"  {name:32}{number:8}" for name, number in self.families.most_common()), ""]
+        rows = [f"{self.programs} programs, {len(self.faults)} faults; by way and by what it came to:"]
+        rows += [f"  {way:28}{status:8}{count:8}" for (way, status), count in sorted(self.counts.items())]
+        rows += [f"  {way:28}moved   {count:8}" for way, count in sorted(self.moved.items())]
+        rows += ["programs with", *(f"  {name:36}{count:8}" for name, count in self.families.most_common())]
         for fault in self.faults:
             said = (f"  rank {r}: {t}" for r, t in enumerate(fault["detail"]))
-            rows += [f"seed {fault['seed']}, {fault['way']}", *said, *fault.get("program", "").splitlines(), ""]
+            rows += ["", f"seed {fault['seed']}, {fault['way']}", *said, *fault.get("program", "").splitlines()]
         return "\n".join(rows)
 
     def add(self, line: dict[str, Any]) -> None:
@@ -71,10 +69,9 @@ def run_programs(
         limit_s: For one program.
         broken: A scheduler in place of the package's: :mod:`tests.support.programs.rank`; ``""``: none.
     """
-    found, seed = Found(), first
+    found, seed, path = Found(), first, folder / "found.jsonl"
     while seed < first + count:
-        path = folder / "found.jsonl"
-        path.unlink(missing_ok=True)
+        path.write_text("")
         said = ""
         try:
             arguments = (folder, seed, first + count, inductor_share, limit_s, broken)
@@ -86,17 +83,14 @@ def run_programs(
             said = str(error)
         except KeyboardInterrupt:  # what there is
             count = 0
-        lines = list(map(json.loads, path.read_text().splitlines())) if path.exists() else []
+        lines = list(map(json.loads, path.read_text().splitlines()))
         for line in lines:
             if "outcomes" in line:
                 found.add(line)
         if not said:
             break
-        if not lines:
-            raise AssertionError(said)
-        last = lines[-1].get("begins", lines[-1].get("seed"))
-        how = ", ".join(lines[-1].get("ways", ()))
+        assert lines, said
         found.counts["(a rank ended)", "fault"] += 1
-        found.faults.append({"seed": last, "way": f"one of {how}", "detail": [said[-3000:]]})
-        seed = last + 1
+        found.faults.append({"seed": lines[-1]["seed"], "way": f"one of {lines[-1]['ways']}", "detail": [said[-3000:]]})
+        seed = lines[-1]["seed"] + 1
     return found

@@ -27,9 +27,10 @@ SPREADS: Mapping[str, float] = {
     "collective across nodes": 0.13,
     "collective below 1 MiB": 0.13,
 }
-"""Per class, the root mean square of log(predicted / measured) on H100 (``python -m scripts.studies.truth``, 2026-11-28); row
-by row (norms, softmax, reductions) and element by element: of kernels from 5 us. Matmuls have 0.06 there; 0.10 is what
-GPUs of one kind differ in whole steps."""
+"""Per class, the root mean square of log(predicted / measured) on H100
+(``python -m scripts.studies.truth``, 2026-11-28).
+Row by row (norms, softmax, reductions) and element by element: of kernels from 5 us. Matmuls have 0.06 there; 0.10 is
+what GPUs of one kind differ in whole steps."""
 _ROW_BY_ROW = ("norm", "softmax", "reduction", "convolution")
 
 

@@ -130,7 +130,8 @@ def page_data(schedule: Schedule, extras: Extras = NOTHING_ELSE) -> Page:
         beside = replace(schedule, problem=original, order=order, scheduled=measured, decisions=())
         also = words.reserved_for(original, order, schedule.options)
         runs.append(_run(ranges[0], 0, title, order, measured))
-        cells = {row[0]: row[2] for row in (*words.summary_rows(beside), *words.reserved_rows(also))}
+        also_rows = (*words.gain_rows(beside, words.gain_of(beside)), *words.reserved_rows(also))
+        cells = {row[0]: row[2] for row in (*words.summary_rows(beside), *also_rows)}
         columns.append(title)
         for row in summary:
             row.append(cells.get(row[0], ""))

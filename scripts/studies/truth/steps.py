@@ -27,6 +27,7 @@ from llama_repro.capture.model import weights_of
 from llama_repro.capture.trace import captured
 from llama_repro.harness.console import markdown_table
 from overlap_sched.cost import Compute
+from overlap_sched.cost.compute import H100_96GB
 from overlap_sched.cost.cluster import Cluster, read_cluster
 from overlap_sched.cost.collectives import model_of
 from overlap_sched.fx import Lifted, lift
@@ -88,8 +89,8 @@ def cluster_of(row: dict[str, str]) -> Cluster:
     """Return the shipped cluster of the GPU, with the memory, nodes and network that the row gives."""
     name = next(name for name in ("A100", "H200", "H100") if name in row["gpu"])
     cluster = read_cluster(f"dgx-{name.lower()}")
-    if rate := re.search(r"([\d.]+) TB/s", row["gpu"]):
-        cluster = changed(cluster, device=cluster.device._replace(peak_bytes_per_s=float(rate[1]) * 1e12))
+    if re.search(r"9[46]GB", row["gpu"]):
+        cluster = changed(cluster, device=H100_96GB)
     if count := re.search(r"(\d+) per node", row["gpu"]):
         across = changed(cluster.across, cards_per_node=int(count[1]), rails=int(count[1]))
         cluster = changed(cluster, ranks_per_node=int(count[1]), across=across)

@@ -27,9 +27,9 @@ from llama_repro.capture.model import weights_of
 from llama_repro.capture.trace import captured
 from llama_repro.harness.console import markdown_table
 from overlap_sched.cost import Compute
-from overlap_sched.cost.compute import H100_96GB
 from overlap_sched.cost.cluster import Cluster, read_cluster
 from overlap_sched.cost.collectives import model_of
+from overlap_sched.cost.compute import H100_96GB
 from overlap_sched.fx import Lifted, lift
 from overlap_sched.judge.validate import measure, violation
 from overlap_sched.problem import Kind, Order, Problem

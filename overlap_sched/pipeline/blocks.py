@@ -48,6 +48,8 @@ class BlockShape(NamedTuple):
 
 BLOCKS = [BlockShape(gaps, gaps, turn) for gaps in ((0, 0), (1, 0), (0, 1), (1, 1), (2, 0)) for turn in range(4)]
 """What is tried within memory limits."""
+WAYS = (True, True), (True, False), (False, False)
+"""In which each of them is run: with room reserved, steady in the middle."""
 
 
 def block_orders(job: PipelineJob, shape: BlockShape) -> list[list[Action]]:
@@ -109,10 +111,10 @@ class _BlockRun(GreedyRun):
     """
 
     def __init__(
-        self, job: PipelineJob, orders: Sequence[Sequence[Action]], spare: Sequence[int], *, reserve: bool
+        self, job: PipelineJob, orders: Sequence[Sequence[Action]], spare: Sequence[int], *, reserve: bool, steady: bool
     ) -> None:
         super().__init__(job, (PipelinePolicy(0, 0),) * job.ranks, spare or (0,) * job.ranks)
-        self._left, self._reserve = list(map(list, orders)), reserve
+        self._left, self._reserve, self._steady = list(map(list, orders)), reserve, steady
 
     def _chosen(self, time_us: float, rank: int) -> Item | None:
         left, stages, own = self._left[rank], self.job.stages, self.job.stages_of[rank]
@@ -123,7 +125,8 @@ class _BlockRun(GreedyRun):
             for s in own
         )
         weights: int | None = None
-        for k, action in enumerate(left[:LOOKED_AHEAD]):
+        steady = self._steady and self.begun["B"][own[0]] > 0 and not last
+        for k, action in enumerate(left[: 1 if steady else LOOKED_AHEAD]):
             kind, s, m = action
             more = stages[s].saved_bytes if kind is F else -stages[s].kept_bytes
             if kind is W:
@@ -145,7 +148,12 @@ class _BlockRun(GreedyRun):
 
 
 def block_schedule(
-    job: PipelineJob, orders: Sequence[Sequence[Action]], spare: Sequence[int] = (), *, reserve: bool
+    job: PipelineJob,
+    orders: Sequence[Sequence[Action]],
+    spare: Sequence[int] = (),
+    *,
+    reserve: bool,
+    steady: bool = False,
 ) -> PipelineSchedule | None:
     """Run a job in such orders; ``None``: it comes to a stop, as ranks wait for room.
 
@@ -154,8 +162,9 @@ def block_schedule(
         orders: Of :func:`block_orders`.
         spare: Bytes per rank that are left free.
         reserve: A later forward is taken only where those that it overtakes might be, too.
+        steady: From its first stage's first gradient to that one's last forward, a rank takes its passes in turn.
     """
-    return _BlockRun(job, orders, spare, reserve=reserve).finish()
+    return _BlockRun(job, orders, spare, reserve=reserve, steady=steady).finish()
 
 
 def try_blocks(search: ScheduleSearch) -> None:
@@ -165,8 +174,9 @@ def try_blocks(search: ScheduleSearch) -> None:
         orders = tuple(map(tuple, block_orders(job, shape)))
         if (job is placed, orders) not in seen:
             seen.add((job is placed, orders))
-            for reserve in (False, True):
-                search.try_made(partial(block_schedule, job, orders, reserve=reserve), "repeated blocks")
+            for reserve, steady in WAYS:
+                make = partial(block_schedule, job, orders, reserve=reserve, steady=steady)
+                search.try_made(make, "repeated blocks")
 
 
 def repeat_block(ranks: int, micro_batches: int, shape: BlockShape) -> PipelineSchedule:
@@ -178,8 +188,8 @@ def repeat_block(ranks: int, micro_batches: int, shape: BlockShape) -> PipelineS
     most = max(max(accumulate((a.kind is F) - (a.kind is W) for a in order)) for order in orders)
     job = replace(job, memory_limit_bytes=(most,) * ranks)
     clock = PipelineClock(job)
-    made = [one for reserve in (False, True) if (one := block_schedule(job, orders, reserve=reserve)) is not None]
-    return min(made, key=lambda one: clock.step_us(clock.orders_of(one)))
+    made = [block_schedule(job, orders, reserve=reserve, steady=steady) for reserve, steady in WAYS]
+    return min((one for one in made if one is not None), key=lambda one: clock.step_us(clock.orders_of(one)))
 
 
 def _in_slots(job: PipelineJob) -> PipelineJob:

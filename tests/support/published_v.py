@@ -5,8 +5,6 @@ Source: Qi et al. 2024, "Pipeline Parallelism with Controllable Memory", arXiv 2
 slots, then passes that go to earlier free slots of their rank where that needs no more memory.
 """
 
-from typing import Literal
-
 from overlap_sched.pipeline.action import Action, ActionKind, PipelineSchedule
 
 F, G, H, I = range(4)  # noqa: E741
@@ -15,7 +13,7 @@ Rows = list[list[list[int]]]
 """Per rank and pass (weight gradients fifth, of both stages), the slot of each micro-batch."""
 
 
-def published(kind: Literal["v-min", "v-half"], ranks: int, micro_batches: int) -> PipelineSchedule:
+def published(kind: str, ranks: int, micro_batches: int) -> PipelineSchedule:
     """Two stages per rank, down and up again."""
     p = ranks
     if kind == "v-min":

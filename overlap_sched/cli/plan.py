@@ -87,12 +87,14 @@ def run_plan(command: arguments.PlanCommand, tell: Tell) -> Printed:
     tell("replaying the caching allocator")
     reserved = words.reserved_of(result, original)
     code = 1 if fell_back(result, made) else 4 if result.short_bytes else 0
+    tell("drawing prices")
+    gain = words.gain_of(result, original)
     tell("computing the lower bound")
     if command.json:
         prices = prices_of(command, loaded, rewrites=made is not None)
-        return answers.as_json(answers.plan_answer(result, made, reserved, prices)), code
+        return answers.as_json(answers.plan_answer(result, made, reserved, prices, gain)), code
     device_bytes = result.memory_limit_bytes or loaded.device_bytes or None
-    table = words.summary(result, words.reserved_rows(reserved, device_bytes))
+    table = words.summary(result, [*words.gain_rows(result, gain), *words.reserved_rows(reserved, device_bytes)])
     more = rewrites_text(made) if made is not None else words.pins_text(result)
     kept = f"The original order was kept: {result.fell_back}" if made is None and result.fell_back is not None else ""
     short, together = in_flags(words.short_text(result)), words.together_text(result)

@@ -29,7 +29,7 @@ from overlap_sched.report.answers import SweepAnswer, SweepPoint, SweptOrder, as
 from overlap_sched.report.colours import AFTER, BEFORE, LIMIT
 from overlap_sched.report.table import captioned_table
 from overlap_sched.report.units import duration, from_to, memory_unit, printable, size, time_unit
-from overlap_sched.report.words.schedule import gap_percent, with_contention_line
+from overlap_sched.report.words.schedule import gain_of, gain_text, gap_percent, with_contention_line
 from overlap_sched.scheduler.driver import Schedule, figures_of, schedule
 from overlap_sched.scheduler.task import SAME_STEP
 
@@ -123,7 +123,8 @@ def sweep(
         )
         bound_us, given = made.lower_bound_us, {name: int(at) if at == int(at) else at for name, at in varied.items()}
         gap, fell_back = gap_percent(after.step_us, bound_us), made.fell_back is not None
-        points.append(SweepPoint(given, before, after, bound_us, gap, made.short_bytes, fell_back))
+        gain = gain_of(made) if noise is None else None
+        points.append(SweepPoint(given, before, after, bound_us, gap, made.short_bytes, fell_back, gain))
     return tuple(points)
 
 
@@ -180,8 +181,7 @@ def _replay_with_noise(
         steps, random = {order: list[float]() for order in orders}, np.random.default_rng(0)
         for _ in range(DRAWS if noise else 1):
             factors = np.exp(noise * random.standard_normal(len(problem.nodes)) - noise**2 / 2).tolist()
-            times = zip(problem.nodes, factors, strict=True)
-            wrong = replace(problem, nodes=tuple(node._replace(time_us=node.time_us * by) for node, by in times))
+            wrong = problem.with_times(factors)
             for order in orders:
                 steps[order].append(replay(wrong, order).step_us)
         for order, of in steps.items():
@@ -199,14 +199,16 @@ def _table(found: SweepAnswer, problem: Problem) -> RenderableType:
         step, *more = (from_to(duration(one or 0.0), duration(two or 0.0)) for one, two in pairs)
         peak = size(after.peak_bytes) + (" (too large)" if point.short_bytes else "")
         values = [value_text(name, value) for name, value in point.varied.items()]
+        more = more or [gain_text(before.step_us, after.step_us, point.gain_range)]
         rows.append([*values, step, duration(after.exposed_us), peak, f"{point.gap_percent:.2f} %", *more])
     on = "" if found.cluster is None else f" on {printable(found.cluster)}, collectives priced anew"
-    about = f" Noise: median and 95th percentile of {DRAWS} replays with wrong durations." if noisy else ""
+    about = f" Noise: median and 95th percentile of {DRAWS} replays with wrong durations."
+    about = about if noisy else " Speed: in brackets nine of ten draws of prices as wrong as measurements say."
     caption = "Simulated: the original order -> ours. Exposed and peak: of ours. Gap: above any order's bound."
     return captioned_table(
         f"{printable(found.name)}{on}",
         with_contention_line(caption + about, problem.contention),
-        (*names, "step", "exposed", "peak", "gap", *(("median", "p95") if noisy else ())),
+        (*names, "step", "exposed", "peak", "gap", *(("median", "p95") if noisy else ("speed",))),
         rows=rows,
     )
 

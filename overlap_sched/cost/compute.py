@@ -68,10 +68,10 @@ H200 = H100._replace(name="H200", peak_bytes_per_s=4.8e12, memory_bytes=141 * 10
 H800 = H100._replace(name="H800")
 """H800 SXM: an H100 with slower NVLink and FP64 (DeepSeek-V3, arXiv 2412.19437, section 3.1: NVLink of 160 GB/s)."""
 
-A100 = Device("A100", 312e12, 2.039e12, 0.8, kernel_us=3.0, memory_bytes=80 * 10**9, attention_efficiency=0.72)
-"""A100 SXM 80 GB. NVIDIA A100 data sheet: BF16 312 TFLOPS dense; 2,039 GB/s. A large matmul: the H100's share of the
-best of any shape (0.869, MAMF). Shortest kernel: the median of tiny ones of HTA_trace_diff__control. Attention: 225 of
-312 TFLOPS (FlashAttention-2, arXiv 2307.08691, figure 5)."""
+A100 = Device("A100", 312e12, 2.039e12, 0.75, kernel_us=3.0, memory_bytes=80 * 10**9, attention_efficiency=0.72)
+"""A100 SXM 80 GB. NVIDIA A100 data sheet: BF16 312 TFLOPS dense; 2,039 GB/s. A large matmul: between what whole steps
+of fms-fsdp (0.78) and torchtitan (0.68) leave for it; the best of any shape is 0.87 (MAMF). Shortest kernel: the median
+of tiny ones of HTA_trace_diff__control. Attention: 225 of 312 TFLOPS (FlashAttention-2, arXiv 2307.08691, figure 5)."""
 
 B200 = Device("B200", 2250e12, 8e12, 0.72, memory_bytes=180 * 10**9)
 """B200 SXM. 2,250 TFLOPS: 72 PFLOPS of FP8 with sparsity of 8 GPUs (NVIDIA DGX SuperPOD reference architecture, DGX

@@ -26,8 +26,8 @@ parts, and added up. Parts lie between checkpoints S1, S2, ..., nodes on a longe
 
     nodes           . . S1 . . . v . . S2 . . .       v needs S1, and S2 needs v: it runs between them
 
-That is smaller, but still true, and linear in nodes; (a), (c) and (d) hold for the whole graph, with longest paths in
-the place of starts and of what is behind.
+That is true as well, mostly lower, and linear in nodes; (a), (c) and (d) hold for the whole graph, with longest paths
+in the place of starts and of what is behind.
 """
 
 from collections.abc import Iterator, Sequence

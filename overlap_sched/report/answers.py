@@ -112,6 +112,8 @@ class PlanAnswer(_Scheduled, frozen=True, kw_only=True, tag_field="schema", tag=
     Attributes:
         bound_us: No order's step is shorter. budget_bound_us: nor that of any order within the budget.
         memory_limit_bytes: The device asked for. short_bytes: what it lacks for the order.
+        gain_range: How many times as fast ours is: nine of ten draws of prices lie between; null: the original order
+            stayed.
         original_reserved_bytes, reserved_bytes: By a replay of torch's caching allocator; null: none was replayed.
         rewrites: Kind, names, and microseconds less on its stream, microseconds more compute, bytes more at once.
     """
@@ -122,6 +124,7 @@ class PlanAnswer(_Scheduled, frozen=True, kw_only=True, tag_field="schema", tag=
     gap_percent: float
     budget_bound_us: float
     gap_within_budget_percent: float
+    gain_range: tuple[float, float] | None
     original_peak_bytes: int
     peak_bytes: int
     headroom_bytes: int
@@ -142,7 +145,11 @@ class PlanAnswer(_Scheduled, frozen=True, kw_only=True, tag_field="schema", tag=
 
 
 def plan_answer(
-    schedule: Schedule, made: Plan | None, reserved: Reserved | None, prices: PriceSource | UnsetType = UNSET
+    schedule: Schedule,
+    made: Plan | None,
+    reserved: Reserved | None,
+    prices: PriceSource | UnsetType = UNSET,
+    gain: tuple[float, float] | None = None,
 ) -> PlanAnswer:
     """Return the answer of a schedule; ``made``: the plan that it is of. What is not given is left out."""
     before, after, bound_us = schedule.original, schedule.scheduled, schedule.lower_bound_us
@@ -160,6 +167,7 @@ def plan_answer(
         bound_us=bound_us,
         gap_percent=gap_percent(after.step_us, bound_us),
         gap_within_budget_percent=gap_percent(after.step_us, schedule.budget_bound_us),
+        gain_range=gain,
         original_peak_bytes=before.peak_bytes,
         groups_together=BeforeAfter(before.groups_together, after.groups_together),
         unrestricted_step_us=schedule.unrestricted_us,
@@ -496,6 +504,7 @@ class SweepPoint(_Part, frozen=True):
     Attributes:
         varied: Bytes of headroom and memory_limit, factors on speeds, noise as a share (0.3: 30 %).
         lower_bound_us: No order's step is shorter.
+        gain_range: How many times as fast ours is, as of ``plan``; null where noise was asked for, too.
         short_bytes: What the device of ``memory_limit`` lacks for the order; 0: nothing.
         fell_back: Whether the original order was kept because the new one failed verification.
     """
@@ -507,6 +516,7 @@ class SweepPoint(_Part, frozen=True):
     gap_percent: float
     short_bytes: int
     fell_back: bool
+    gain_range: tuple[float, float] | None = None
 
 
 class SweepAnswer(_Graph, frozen=True, kw_only=True, tag_field="schema", tag="overlap-sched/sweep/1"):

@@ -117,7 +117,12 @@ def page_data(schedule: Schedule, extras: Extras = NOTHING_ELSE) -> Page:
         _run(ranges[-1], len(problems) - 1, "scheduled", schedule.order, schedule.scheduled),
     ]
     columns = ["original", "scheduled", "change", "limit"]
-    rows = (*words.summary_rows(schedule), *words.reserved_rows(reserved, schedule.memory_limit_bytes))
+    gain = words.gain_of(schedule, original)
+    rows = (
+        *words.summary_rows(schedule),
+        *words.gain_rows(schedule, gain),
+        *words.reserved_rows(reserved, schedule.memory_limit_bytes),
+    )
     summary = [[*row, *[""] * (1 + len(columns) - len(row))] for row in rows]
     if extras.beside is not None:
         title, order = printable(extras.beside[0]), extras.beside[1]
@@ -125,12 +130,13 @@ def page_data(schedule: Schedule, extras: Extras = NOTHING_ELSE) -> Page:
         beside = replace(schedule, problem=original, order=order, scheduled=measured, decisions=())
         also = words.reserved_for(original, order, schedule.options)
         runs.append(_run(ranges[0], 0, title, order, measured))
-        cells = {row[0]: row[2] for row in (*words.summary_rows(beside), *words.reserved_rows(also))}
+        also_rows = (*words.gain_rows(beside, words.gain_of(beside)), *words.reserved_rows(also))
+        cells = {row[0]: row[2] for row in (*words.summary_rows(beside), *also_rows)}
         columns.append(title)
         for row in summary:
             row.append(cells.get(row[0], ""))
     return {
-        "figures": to_builtins(plan_answer(schedule, made, reserved, extras.prices)),
+        "figures": to_builtins(plan_answer(schedule, made, reserved, extras.prices, gain)),
         "verdict": words.verdict(schedule, original, reserved, extras.fits),
         "columns": columns,
         "summary": summary,

@@ -138,12 +138,6 @@ def test_optima_of_small_graphs() -> None:
     assert (raised, all_us) == (14, 113210.0)  # as strong as it was, on graphs like these
 
 
-@given(problems(max_steps=40), APART)
-@examples(100)
-def test_the_bound_of_parts_is_never_above_that_of_the_whole(problem: Problem, apart: int) -> None:
-    assert parts_bound_us(problem, apart) <= lower_bound_us(problem) * (1 + 1e-9)
-
-
 def layers(count: int) -> Problem:
     """Compute, a gather that it needs, compute beside it: each layer waits for half of its gather."""
     nodes: list[Node] = []

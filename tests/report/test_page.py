@@ -25,7 +25,7 @@ from overlap_sched.report.answers import PriceSource, plan_answer
 from overlap_sched.report.page import SCRIPTS, Extras, Page, page_data, page_text
 from overlap_sched.report.timeline import memory_by_kind
 from overlap_sched.report.units import duration, size
-from overlap_sched.report.words.schedule import causes, reserved_of
+from overlap_sched.report.words.schedule import causes, gain_of, reserved_of
 from overlap_sched.scheduler.driver import Schedule, schedule
 from overlap_sched.transform.plan import Plan, plan
 from overlap_sched.transform.rewrites import Bucket, Stream
@@ -98,7 +98,9 @@ def check_memory(problem: Problem, page: Page, graph: int = 0) -> None:
 def test_figures_are_those_of_plan(reordered: Schedule) -> None:
     prices = PriceSource("dump", 1.0, 0, cluster="a <cluster>")
     page = page_data(reordered, Extras(prices=prices))
-    assert page["figures"] == to_builtins(plan_answer(reordered, None, reserved_of(reordered), prices))
+    reserved, gain = reserved_of(reordered), gain_of(reordered)
+    assert gain is not None
+    assert page["figures"] == to_builtins(plan_answer(reordered, None, reserved, prices, gain))
     assert "Times: predicted for a &lt;cluster&gt;." in page_text(page)
     assert page["summary"][0] == ["step", "190.0 us", "120.0 us", "-36.8 %", "120.0 us"]
     assert {len(row) for row in page["summary"]} == {5}

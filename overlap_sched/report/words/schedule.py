@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 from msgspec import Struct
 from rich.table import Table
 
+from overlap_sched.cost.spread import DRAWS, gain_range
 from overlap_sched.errors import ProblemError
 from overlap_sched.judge.replay import Replay, replay
 from overlap_sched.options import Options, replayed_allocator
@@ -259,6 +260,8 @@ def summary(schedule: Schedule, more: Sequence[tuple[str, ...]] = ()) -> Table:
         f"Simulated, in the {problem.memory_model} memory model. Limits: a lower bound on any order's step; the memory "
         f"budget, {budget_words(schedule)}.{seconds}"
     )
+    if any(row[0] == "speed" for row in more):
+        caption += f" Speed: in brackets nine of ten of {DRAWS} draws of prices as wrong as measurements say."
     return captioned_table(
         f"{printable(problem.name)}: {count(len(problem.nodes), 'node')}, "
         f"{collectives_text(problem)} on {count(len(groups), 'process group')}",
@@ -288,6 +291,28 @@ def summary_rows(schedule: Schedule) -> list[tuple[str, ...]]:
     if any(pairs):
         rows.append(("groups together", *(count(number, "pair") for number in pairs)))
     return rows
+
+
+def gain_of(schedule: Schedule, original: Problem | None = None) -> tuple[float, float] | None:
+    """Return between which factors the step is shorter at drawn prices; ``None``: the original order stayed.
+
+    ``original``: the problem of the original order, where the schedule's was rewritten.
+    """
+    was, now = original or schedule.problem, schedule.problem
+    if was is now and schedule.order == now.original_order:
+        return None
+    return gain_range((was, was.original_order), (now, schedule.order))
+
+
+def gain_text(before_us: float, after_us: float, gain: tuple[float, float] | None) -> str:
+    """``2.5x (2.2 to 2.7)``."""
+    between = f" ({gain[0]:.1f} to {gain[1]:.1f})" if gain else ""
+    return f"{before_us / after_us if after_us else 1.0:.1f}x{between}"
+
+
+def gain_rows(schedule: Schedule, gain: tuple[float, float] | None) -> list[tuple[str, ...]]:
+    """Return the row of a gain, with the columns of :func:`summary_rows`; none without one."""
+    return [("speed", "1.0x", gain_text(schedule.original.step_us, schedule.scheduled.step_us, gain))] if gain else []
 
 
 def explanation(schedule: Schedule, collective: str | None = None, top: int | None = None) -> str:

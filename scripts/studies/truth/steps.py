@@ -13,7 +13,7 @@ import csv
 import re
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from math import prod
@@ -25,10 +25,11 @@ from msgspec.structs import replace as changed
 from llama_repro.capture.configs import LlamaConfig
 from llama_repro.capture.model import weights_of
 from llama_repro.capture.trace import captured
-from llama_repro.harness.console import guarded, markdown_table
+from llama_repro.harness.console import markdown_table
 from overlap_sched.cost import Compute
 from overlap_sched.cost.cluster import Cluster, read_cluster
 from overlap_sched.cost.collectives import model_of
+from overlap_sched.cost.compute import H100_96GB
 from overlap_sched.fx import Lifted, lift
 from overlap_sched.judge.validate import measure, violation
 from overlap_sched.problem import Kind, Order, Problem
@@ -88,8 +89,8 @@ def cluster_of(row: dict[str, str]) -> Cluster:
     """Return the shipped cluster of the GPU, with the memory, nodes and network that the row gives."""
     name = next(name for name in ("A100", "H200", "H100") if name in row["gpu"])
     cluster = read_cluster(f"dgx-{name.lower()}")
-    if rate := re.search(r"([\d.]+) TB/s", row["gpu"]):
-        cluster = changed(cluster, device=cluster.device._replace(peak_bytes_per_s=float(rate[1]) * 1e12))
+    if re.search(r"9[46]GB", row["gpu"]):
+        cluster = changed(cluster, device=H100_96GB)
     if count := re.search(r"(\d+) per node", row["gpu"]):
         across = changed(cluster.across, cards_per_node=int(count[1]), rails=int(count[1]))
         cluster = changed(cluster, ranks_per_node=int(count[1]), across=across)
@@ -201,16 +202,11 @@ def summarize(rows: Sequence[Row]) -> Iterator[str]:
     yield f"order within tables: {right} of {len(pairs)} pairs."
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table; returns the exit status."""
+def main() -> None:
+    """Predict all rows that can be had, and print them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", type=Path, default=[STEPS], help="CSVs of steps (default: %(default)s)")
-    options = parser.parse_args(arguments)
-    return guarded("truth.steps", lambda: print_steps(options.files))
-
-
-def print_steps(files: Iterable[Path]) -> int:
-    """Predict all rows that can be had, and print them."""
+    files = parser.parse_args().files
     rows = [row for file in files for row in csv.DictReader(file.read_text().splitlines())]
     left_out = Counter(reason for row in rows if (reason := reason_against(row)))
     found = []
@@ -238,8 +234,7 @@ def print_steps(files: Iterable[Path]) -> int:
     print(markdown_table(heads, cells))
     print(*summarize(found), sep="\n")
     print("left out:", ", ".join(f"{count} rows, {reason}" for reason, count in left_out.most_common()))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

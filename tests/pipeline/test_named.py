@@ -88,6 +88,10 @@ def test_zbv(ranks: int, micro_batches: int) -> None:
     """
     bubble, inner, peaks = figures("zbv", ranks, micro_batches)
     assert inner == [0.0] * ranks
+    assert replay_pipeline(*lay_out_named(uniform(ranks, micro_batches, 2), BY_NAME["zbv"])).own_bubble == 0.0
+    own = replay_pipeline(*lay_out_named(uniform(ranks, micro_batches), BY_NAME["zb-h1"])).own_bubble
+    _, idle, _ = figures("zb-h1", ranks, micro_batches)
+    assert own == pytest.approx(max(idle) / (max(idle) + 3.0 * micro_batches))
     assert bubble == [ranks - 1.0] * ranks  # all ranks but the first start late
     assert peaks == [min(2 * ranks, 2 * micro_batches)] * ranks
 

@@ -287,16 +287,16 @@ def test_a_tight_limit_moves_the_cut() -> None:
     assert [one.cut for one in unit_cuts(heavy, ONE_EACH)[0]] == [(1, 3)]
 
 
-@pytest.mark.parametrize(("name", "micro_batches"), [("v-min", 16), ("v-half", 8)])
+@pytest.mark.parametrize(("name", "ranks", "micro_batches"), [("v-min", 4, 16), ("v-half", 4, 8), ("v-half", 8, 16)])
 @pytest.mark.parametrize("times", [(1.0, 1.0, 1.0, 0.0), (10.419, 10.207, 7.715, 0.408)])
 def test_blocks_are_no_longer_than_published_ones_in_their_memory(
-    name: str, micro_batches: int, times: tuple[float, ...]
+    name: str, ranks: int, micro_batches: int, times: tuple[float, ...]
 ) -> None:
     """Equal times, and those of 28B parameters: Qi et al. 2023, arXiv 2401.10241, of their profiles."""
     f, i, w, link_us = times
-    job = FOLDED.put(replace(uniform(4, micro_batches, 2, f, i, w), link=PipelineLink(link_us)))
-    theirs = published(name, 4, micro_batches)
-    job = replace(job, memory_limit_bytes=(max(peaks(job, theirs)),) * 4)
+    job = FOLDED.put(replace(uniform(ranks, micro_batches, 2, f, i, w), link=PipelineLink(link_us)))
+    theirs = published(name, ranks, micro_batches)
+    job = replace(job, memory_limit_bytes=(max(peaks(job, theirs)),) * ranks)
     search = ScheduleSearch(job)
     try_blocks(search)
     assert all(fits(job, made.schedule) and violation(job, made.schedule) is None for made in search.made)

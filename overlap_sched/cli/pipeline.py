@@ -36,8 +36,8 @@ class PipelineCommand(InputLimits):
     job: Annotated[str, Flag(positional=True, file="in")]
     """JOB.toml: a pipelined job: its stages, ranks, micro-batches, links and memory limits"""
     schedules: str = ""
-    """NAMES: compare these, joined by commas: gpipe, 1f1b, interleaved:V (V stages per rank), zb-h1, zbv, dualpipe,
-    dualpipev (default: all that the job can have)"""
+    """NAMES: compare these, joined by commas: gpipe, 1f1b, interleaved:V (V stages per rank), zb-h1, zbv, v-min,
+    v-half, v-zb, dualpipe, dualpipev (default: all that the job can have)"""
     find: Annotated[int | None, Flag(const=1)] = None
     """EFFORT: also search for the shortest schedule within the memory limits, with the stages of the file joined and
     recomputed as it suits; more is tried with an effort above 1; small jobs are solved exactly where OR-tools is

@@ -1,9 +1,10 @@
 """The shortest schedule of a job that is found within its memory limits, its stages laid out and cut in several ways.
 
 Per layout: cuts as equal as may be and as written, with what has to be recomputed for so many micro-batches in flight
-(:mod:`~overlap_sched.pipeline.cuts`). Per cut: the named schedules that it may have, and those of a list scheduler by
-several policies. Of the cuts whose schedules are shortest, some schedules are improved; small jobs are solved exactly,
-where OR-tools is installed.
+(:mod:`~overlap_sched.pipeline.cuts`). Per cut: the named schedules that it may have, those of a list scheduler by
+several policies, and, of two stages per rank within limits, repeated blocks (:mod:`~overlap_sched.pipeline.blocks`). Of
+the cuts whose schedules are shortest, some schedules are improved; small jobs are solved exactly, where OR-tools is
+installed.
 """
 
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from overlap_sched.errors import PipelineError
+from overlap_sched.pipeline.blocks import try_blocks
 from overlap_sched.pipeline.compare import FEW, PlannedPipeline, measure_schedule, stages_per_rank
 from overlap_sched.pipeline.cuts import UnitCut, best_cut, unit_cuts
 from overlap_sched.pipeline.exact import exact_pipeline, solvable
@@ -101,6 +103,8 @@ def find_pipeline(
             trial.search.best_us = best_us
             _add_named(trial)
             trial.search.try_policies()
+            if trial.layout.chunks == 2 and job.memory_limit_bytes is not None:
+                try_blocks(trial.search)
             best_us = min(best_us, trial.step_us)
     for trial in sorted(trials, key=lambda one: one.step_us)[:IMPROVED_CUTS]:
         if trial.search.made and trial.bound_us < best_us * (1 - SAME):

@@ -15,8 +15,9 @@ import heapq
 import random
 from bisect import insort
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from math import inf
 
@@ -68,14 +69,10 @@ def greedy_schedule(
         policies: How each rank chooses.
         spare: Bytes per rank that are left free.
     """
-    run = _GreedyRun(job, policies, spare or (0,) * job.ranks)
-    while run.wakes:
-        run.act(*heapq.heappop(run.wakes))
-    done = run.begun["B"] == list(map(len, run.batches)) and not any(run.waiting)
-    return PipelineSchedule("found", tuple(map(tuple, run.orders))) if done else None
+    return GreedyRun(job, policies, spare or (0,) * job.ranks).finish()
 
 
-class _GreedyRun:
+class GreedyRun:
     """What has begun so far, and when it ends, in microseconds.
 
     Attributes:
@@ -83,10 +80,11 @@ class _GreedyRun:
         orders: Per rank, what it has begun.
         batches: Per stage, its micro-batches. begun: How many of them, forward and backward (I or B).
         waiting: Per stage, the micro-batches whose weight gradients wait.
+        room: Per rank, bytes for what is saved, kept and coming. coming: Those of outputs under way to it, or waiting.
     """
 
     def __init__(self, job: PipelineJob, policies: Sequence[PipelinePolicy], spare: Sequence[int]) -> None:
-        self._job, self._policies = job, policies
+        self.job, self._policies = job, policies
         self.wakes: list[tuple[float, int]] = [(0.0, rank) for rank in range(job.ranks)]
         self.orders: list[list[Item]] = [[] for _ in range(job.ranks)]
         self.batches = [route.micro_batches for route in job.route_of]
@@ -101,31 +99,38 @@ class _GreedyRun:
         per_rank = max(len(job.stages) // job.ranks, 1)
         behind = [sum(len(job.route_of[s].stages) - self._depth[s] for s in stages) for stages in job.stages_of]
         self._ahead = [max(-(-one // per_rank) + policies[rank].ahead, 1) for rank, one in enumerate(behind)]
-        self._coming = [0] * job.ranks  # outputs under way to a rank, or waiting there
-        self._room = []
+        self.coming = [0] * job.ranks
+        self.room = []
         for rank, limit in enumerate(job.memory_limit_bytes or (2**62,) * job.ranks):
             blocks = [job.stages[s].block(kind) for s in job.stages_of[rank] for kind in COMPUTE]
             passing = max(block.transient_bytes + block.output_bytes for block in blocks if block is not None)
-            self._room.append(limit - job.static_bytes[rank] - spare[rank] - passing)
+            self.room.append(limit - job.static_bytes[rank] - spare[rank] - passing)
 
-    def act(self, time_us: float, rank: int) -> None:
+    def finish(self) -> PipelineSchedule | None:
+        """Run to the end; ``None``: it comes to a stop."""
+        while self.wakes:
+            self._act(*heapq.heappop(self.wakes))
+        done = self.begun["B"] == list(map(len, self.batches)) and not any(self.waiting)
+        return PipelineSchedule("found", tuple(map(tuple, self.orders))) if done else None
+
+    def _act(self, time_us: float, rank: int) -> None:
         """Have a rank begin what it may at a time, or wait for what is known to come."""
         if time_us < self._free_us[rank]:
             return
         item = self._chosen(time_us, rank)
         if item is None:
-            coming = [self._next_us(kind, s) for s in self._job.stages_of[rank] for kind in "FB"]
+            coming = [self.next_us(kind, s) for s in self.job.stages_of[rank] for kind in "FB"]
             later = min((us for us in coming if us > time_us), default=inf)
             if later < inf:
                 heapq.heappush(self.wakes, (later, rank))
             return
-        end = self._free_us[rank] = time_us + item_us(self._job, item)
+        end = self._free_us[rank] = time_us + item_us(self.job, item)
         self.orders[rank].append(item)
         heapq.heappush(self.wakes, (end, rank))
         for action in parts(item):
             self._note(action, rank, end)
 
-    def _next_us(self, kind: str, s: int) -> float:
+    def next_us(self, kind: str, s: int) -> float:
         """When the input of a stage's next forward or backward is there, if that is known."""
         there, k = self._there[kind][s], self.begun[kind][s]
         return there[k] if k < len(there) else inf
@@ -135,21 +140,21 @@ class _GreedyRun:
         waiting = [s for s in stages if self.waiting[s]]
         if sum(len(self.waiting[s]) for s in waiting) > policy.waiting:
             return self._weights(waiting)
-        back = next((self._next("B", s) for s in stages if self._next_us("B", s) <= time_us), None)
+        back = next((self._next("B", s) for s in stages if self.next_us("B", s) <= time_us), None)
         ahead = None
         if back is None or policy.pairs:
             inward = stages if policy.deepest else stages[::-1]
-            may = (s for s in inward if self._next_us("F", s) <= time_us and self._may_begin(s, rank))
+            may = (s for s in inward if self.next_us("F", s) <= time_us and self._may_begin(s, rank))
             ahead = next((self._next("F", s) for s in may), None)
         if back is not None:
             pair = None if ahead is None else Pair(ahead, back)
-            if pair is not None and item_us(self._job, pair) < sum(item_us(self._job, one) for one in pair):
+            if pair is not None and item_us(self.job, pair) < sum(item_us(self.job, one) for one in pair):
                 return pair
-            return back._replace(kind=self._back(back.stage))
+            return back._replace(kind=self.back(back.stage))
         if ahead is not None or not waiting:
             return ahead
-        weights, coming = self._weights(waiting), [us for s in stages if (us := self._next_us("B", s)) > time_us]
-        soon = policy.patient and min(coming, default=inf) < time_us + item_us(self._job, weights) / 2
+        weights, coming = self._weights(waiting), [us for s in stages if (us := self.next_us("B", s)) > time_us]
+        soon = policy.patient and min(coming, default=inf) < time_us + item_us(self.job, weights) / 2
         return None if soon else weights
 
     def _next(self, kind: str, s: int) -> Action:
@@ -161,30 +166,31 @@ class _GreedyRun:
 
     def _may_begin(self, stage: int, rank: int) -> bool:
         """Tell whether there is room for a forward, and for its micro-batch in all later stages of the rank."""
-        own, stages = self._job.stages_of[rank], self._job.stages
+        own, stages = self.job.stages_of[rank], self.job.stages
         ahead = {s: self.begun["F"][s] - self.begun["B"][s] for s in own}
         new = [s for s in own if s == stage or self._depth[s] > self._depth[stage]]
         if sum(ahead.values()) + len(new) > self._ahead[rank] * len(own) and any(ahead.values()):
             return False
         used = sum(ahead[s] * stages[s].saved_bytes + len(self.waiting[s]) * stages[s].kept_bytes for s in own)
-        needed = sum(stages[s].saved_bytes for s in new) - self._input_bytes(Action(ActionKind.FORWARD, stage))
-        return self._coming[rank] + used + needed <= self._room[rank]
+        needed = sum(stages[s].saved_bytes for s in new) - self.input_bytes(Action(ActionKind.FORWARD, stage))
+        return self.coming[rank] + used + needed <= self.room[rank]
 
-    def _input_bytes(self, item: Action) -> int:
+    def input_bytes(self, item: Action) -> int:
         """Bytes that another stage has made for an action."""
-        maker = self._job.needs_from(item)
+        maker = self.job.needs_from(item)
         if maker is None:
             return 0
-        kind = ActionKind.FORWARD if item.kind is ActionKind.FORWARD else self._back(maker)
-        return block_of(self._job, Action(kind, maker)).output_bytes
+        kind = ActionKind.FORWARD if item.kind is ActionKind.FORWARD else self.back(maker)
+        return block_of(self.job, Action(kind, maker)).output_bytes
 
-    def _back(self, s: int) -> ActionKind:
-        return ActionKind.INPUT_GRADIENT if self._job.stages[s].splits else ActionKind.BACKWARD
+    def back(self, s: int) -> ActionKind:
+        """``I``, or ``B`` of a stage without halves."""
+        return ActionKind.INPUT_GRADIENT if self.job.stages[s].splits else ActionKind.BACKWARD
 
     def _note(self, action: Action, rank: int, end: float) -> None:
         """Note what has begun, and when what it makes will be there."""
-        job, (kind, s, m) = self._job, action
-        self._coming[rank] -= self._input_bytes(action)
+        job, (kind, s, m) = self.job, action
+        self.coming[rank] -= self.input_bytes(action)
         if kind is ActionKind.WEIGHT_GRADIENT:
             self.waiting[s].popleft()
             return
@@ -198,7 +204,7 @@ class _GreedyRun:
                 self._there["B"][s].append(end)
             return
         receiver = job.rank_of[to]
-        self._coming[receiver] += block_of(job, action).output_bytes
+        self.coming[receiver] += block_of(job, action).output_bytes
         if receiver != rank:
             start = max(end, self._stream[rank, receiver])
             end = self._stream[rank, receiver] = start + transfer_us(job, action, receiver)
@@ -296,11 +302,19 @@ class ScheduleSearch:
         return tuple(changed if rank in ranks else kept for rank, kept in enumerate(policies))
 
     def _try(self, policies: tuple[PipelinePolicy, ...], made_from: str) -> float:
-        """Return the step of what policies make; infinite: it does not fit, or they come to a stop."""
+        return self.try_made(partial(greedy_schedule, self.clock.job, policies), made_from, policies)
+
+    def try_made(
+        self,
+        make: Callable[[Sequence[int]], PipelineSchedule | None],
+        made_from: str,
+        policies: tuple[PipelinePolicy, ...] = (),
+    ) -> float:
+        """Return the step of what is made with so much left free; infinite: it does not fit, or comes to a stop."""
         job, clock = self.clock.job, self.clock
         spare = [0] * job.ranks
         for _ in range(TIGHTENED + 1):
-            found = greedy_schedule(job, policies, spare)
+            found = make(spare)
             if found is None or found.orders in self._seen:
                 return inf if found is None else self._seen[found.orders]
             schedule = with_updates(job, found)

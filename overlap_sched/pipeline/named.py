@@ -17,6 +17,7 @@ from overlap_sched.pipeline.action import (
     parts,
     weight_gradient,
 )
+from overlap_sched.pipeline.blocks import BlockShape, repeat_block
 from overlap_sched.pipeline.cuts import best_cut
 from overlap_sched.pipeline.job import PipelineJob
 from overlap_sched.pipeline.layout import FOLDED, MIRRORED, ONE_EACH, Cut, StageLayout
@@ -80,16 +81,21 @@ def zb_h1(ranks: int, micro_batches: int) -> PipelineSchedule:
 def interleaved(ranks: int, chunks: int, micro_batches: int) -> PipelineSchedule:
     """1F1B over p micro-batches of one chunk, then of the next, ...; with one chunk it is 1F1B.
 
+    Where micro-batches are no multiple of the ranks, but of the ``m // p`` rounds, a round has ``m / (m // p)``, as in
+    torch's ``ScheduleInterleaved1F1B``; where they are of neither, which torch refuses, the last round has fewer.
+
     Source: Narayanan et al. 2021, arXiv 2104.04473, section 2.2.2 (figure 4, below). With F and B of a rank's whole
     share the bubble is (p - 1)(F + B) / v for v chunks, where micro-batches are a multiple of the ranks; activations
     of ``(v - 1) p + 2 (p - 1 - r) + 1`` chunks at the peak of rank r.
     """
-    full, each = -(-micro_batches // ranks) * ranks, 1 if chunks == 1 else 2
-    turns = [(c, m) for first in range(0, full, ranks) for c in range(chunks) for m in range(first, first + ranks)]
+    rounds, each = max(micro_batches // ranks, 1), 1 if chunks == 1 else 2
+    size = ranks if micro_batches % rounds else micro_batches // rounds
+    firsts = range(0, micro_batches, size)
+    turns = [(c, m) for first in firsts for c in range(chunks) for m in range(first, first + size)]
     orders = []
     for rank in range(ranks):
         ahead = [forward(chunk * ranks + rank, m) for chunk, m in turns]
-        warm_up = (chunks - 1) * ranks + each * (ranks - 1 - rank)
+        warm_up = (chunks - 1) * size + each * (ranks - 1 - rank)
         order = ahead[:warm_up]
         for k, (chunk, m) in enumerate(turns):
             order += [*ahead[warm_up + k : warm_up + k + 1], backward((chunks - 1 - chunk) * ranks + rank, m)]
@@ -136,6 +142,26 @@ def _zbv_rank(rank: int, ranks: int, micro_batches: int) -> Iterator[Item]:
         yield weight_gradient(down, done_down + k)
     yield from (weight_gradient(up, m) for m in range(done_up, micro_batches))
     yield from (weight_gradient(down, m) for m in range(done_down + turns, micro_batches))
+
+
+def v_min(ranks: int, micro_batches: int) -> PipelineSchedule:
+    """Two stages per rank in the least memory.
+
+    Source: Qi et al. 2024, "Pipeline Parallelism with Controllable Memory", arXiv 2405.15362, section 3: its block,
+    with passes taken earlier as :mod:`~overlap_sched.pipeline.blocks` does. About a third of the activations of 1F1B.
+    """
+    return replace(repeat_block(ranks, micro_batches, BlockShape((0, 0), (0, 0))), name="v-min")
+
+
+def v_half(ranks: int, micro_batches: int) -> PipelineSchedule:
+    """As :func:`v_min`, with the block V-Half: about half of the activations of 1F1B."""
+    turn = 0 if ranks % 2 else 3
+    return replace(repeat_block(ranks, micro_batches, BlockShape((1, 0), (1, 0), turn)), name="v-half")
+
+
+def v_zb(ranks: int, micro_batches: int) -> PipelineSchedule:
+    """As :func:`v_min`, with the block V-ZB: as much as 1F1B; :func:`zbv` is its twin that was made by hand."""
+    return replace(repeat_block(ranks, micro_batches, BlockShape((3, 1), (3, 1))), name="v-zb")
 
 
 def dual_pipe(ranks: int, micro_batches: int) -> PipelineSchedule:
@@ -245,6 +271,9 @@ NAMED = (
     NamedSchedule("1f1b", ONE_EACH, one_f_one_b),
     NamedSchedule("zb-h1", ONE_EACH, zb_h1, halves=True),
     NamedSchedule("zbv", FOLDED, zbv, halves=True),
+    NamedSchedule("v-min", FOLDED, v_min, halves=True),
+    NamedSchedule("v-half", FOLDED, v_half, halves=True),
+    NamedSchedule("v-zb", FOLDED, v_zb, halves=True),
     NamedSchedule("dualpipe", MIRRORED, dual_pipe, halves=True),
     NamedSchedule("dualpipev", FOLDED, dual_pipe_v, halves=True),
 )

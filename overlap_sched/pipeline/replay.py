@@ -140,6 +140,16 @@ class PipelineReplay:
         whole = self.step_us * len(self.busy_us)
         return sum(self.bubble_us) / whole if whole else 0.0
 
+    @property
+    def own_bubble(self) -> float:
+        """The idle part of the rank that takes longest from its first item to its last, 0 to 1.
+
+        The measure of Qi et al. 2023, arXiv 2401.10241: no rank waits for the first or the last one.
+        """
+        spans = [max(run.end_us for run in own) - own[0].start_us for own in self.items]
+        whole, busy_us = max(zip(spans, self.busy_us, strict=True), key=lambda one: one[0])
+        return max(1.0 - busy_us / whole, 0.0) if whole else 0.0
+
 
 NONE = -1
 Orders = list[list[int]]

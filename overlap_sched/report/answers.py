@@ -397,13 +397,14 @@ class RankLack(_Part, frozen=True):
 
 
 class PipelineScheduleFigures(_Part, frozen=True):
-    """A schedule of a pipeline; ``cut`` and ``recomputed`` by stage."""
+    """A schedule of a pipeline; ``own_bubble``: of the longest rank; ``cut`` and ``recomputed`` by stage."""
 
     name: str
     step_us: float
     bound_us: float
     gap_percent: float
     bubble: float
+    own_bubble: float
     cut: list[int]
     recomputed: list[int]
     ranks: list[RankFigures]

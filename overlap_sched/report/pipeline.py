@@ -82,12 +82,17 @@ def _verdict(planned: Sequence[PlannedPipeline]) -> str:
 def schedule_rows(planned: Sequence[PlannedPipeline]) -> tuple[list[str], list[list[str]]]:
     """Return headings of a table, and a row per schedule; ``inside`` where compute waits inside of a graph."""
     inside = any(max(one.inside_us) for one in planned)
-    heads = ["schedule", "step", "bubble", "exposed", *["inside"][: int(inside)], "peak", "bound", "gap"]
+    heads = ["schedule", "step", "bubble", "own", "exposed", *["inside"][: int(inside)], "peak", "bound", "gap"]
     rows = []
     for one in planned:
         us, waits = one.replay.step_us, [max(one.replay.exposed_us), *[max(one.inside_us)][: int(inside)]]
         peak, gap = size(max(peak.bytes for peak in one.peaks)), f"{gap_percent(us, one.bound_us):.2f} %"
-        cells = [duration(us), f"{100 * one.replay.bubble:.1f} %", *map(duration, waits), peak]
+        cells = [
+            duration(us),
+            *(f"{100 * part:.1f} %" for part in (one.replay.bubble, one.replay.own_bubble)),
+            *map(duration, waits),
+            peak,
+        ]
         rows.append([one.name, *cells, duration(one.bound_us), gap])
     return heads, rows
 
@@ -233,7 +238,8 @@ def schedules_table(job: PipelineJob, planned: Sequence[PlannedPipeline]) -> Tab
     return captioned_table(
         f"{printable(job.name)}: {count(len(job.stages), 'stage')}, {count(job.ranks, 'rank')}, "
         f"micro-batches: {job.micro_batches:,}",
-        "Simulated. Bubble: the idle part of all ranks together. Exposed: of the rank that waits longest for "
+        "Simulated. Bubble: the idle part of all ranks together. Own: of the longest rank, from its first action "
+        "to its last, as papers count. Exposed: of the rank that waits longest for "
         f"transfers and reductions. {waits}Peak: of the rank that holds most. Bound: no schedule with these stages "
         f"on these ranks{', and graphs in these orders,' * inside} is shorter.",
         numbers,

@@ -1,6 +1,8 @@
 """Named schedules: valid for any number of ranks and micro-batches, with the figures of their papers."""
 
 from dataclasses import replace
+from itertools import product
+from pathlib import Path
 
 import pytest
 
@@ -8,13 +10,16 @@ from overlap_sched.errors import PipelineError
 from overlap_sched.pipeline.action import ActionKind
 from overlap_sched.pipeline.csv_file import with_transfers
 from overlap_sched.pipeline.judge import violation
+from overlap_sched.pipeline.layout import FOLDED
 from overlap_sched.pipeline.named import NAMED, NamedSchedule, interleaved_in, lay_out_named
 from overlap_sched.pipeline.replay import pipeline_peaks, replay_pipeline
-from tests.support.pipeline_judge import transfer_violation
-from tests.support.pipelines import uniform
+from tests.support.pipeline_judge import measure_pipeline, transfer_violation
+from tests.support.pipelines import read_schedule, uniform
+from tests.support.published_v import published
 
 ALL = (*NAMED, *(interleaved_in(chunks) for chunks in (1, 2, 3)))
 BY_NAME = {named.name: named for named in ALL}
+TWO_EACH = {named.name for named in ALL if named.layout.chunks == 2 and named.name != "dualpipe"}
 
 
 def figures(
@@ -24,7 +29,7 @@ def figures(
 
     F, I, W: of one stage as the schedule has it.
     """
-    job = uniform(ranks, micro_batches, {"zbv": 2, "dualpipev": 2, "interleaved:2": 2}.get(name, 1), f, i, w)
+    job = uniform(ranks, micro_batches, 2 if name in TWO_EACH else 1, f, i, w)
     job, schedule = lay_out_named(job, BY_NAME[name])
     object.__setattr__(job, "pair_factor", factor)
     replay = replay_pipeline(job, schedule)
@@ -83,8 +88,38 @@ def test_zbv(ranks: int, micro_batches: int) -> None:
     """
     bubble, inner, peaks = figures("zbv", ranks, micro_batches)
     assert inner == [0.0] * ranks
+    assert replay_pipeline(*lay_out_named(uniform(ranks, micro_batches, 2), BY_NAME["zbv"])).own_bubble == 0.0
+    own = replay_pipeline(*lay_out_named(uniform(ranks, micro_batches), BY_NAME["zb-h1"])).own_bubble
+    _, idle, _ = figures("zb-h1", ranks, micro_batches)
+    assert own == pytest.approx(max(idle) / (max(idle) + 3.0 * micro_batches))
     assert bubble == [ranks - 1.0] * ranks  # all ranks but the first start late
     assert peaks == [min(2 * ranks, 2 * micro_batches)] * ranks
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 6, 8, 9])
+def test_v_min_and_v_half(ranks: int) -> None:
+    """Qi et al. 2024: a third and half of the activations of 1F1B, 2p halves; no longer than by its authors' code."""
+    for micro_batches, (name, part) in product((1, 7, 16), (("v-min", 3), ("v-half", 2))):
+        job, theirs = FOLDED.put(uniform(ranks, micro_batches, 2)), published(name, ranks, micro_batches)
+        assert violation(job, theirs) is None
+        judged = measure_pipeline(job, theirs)
+        bubble, _, peaks = figures(name, ranks, micro_batches)
+        assert max(bubble) <= judged.step_us - min(judged.busy_us)
+        assert max(peaks) <= min(2 * ranks / part + 3, max(most for most, _ in judged.peaks))
+
+
+def test_the_published_v_min_is_that_of_its_authors() -> None:
+    """A file that was made by their code: ``scheduler/zbv_greedy.py`` of zero-bubble-pipeline-parallelism."""
+    text = (Path(__file__).parents[1] / "data" / "v_min_4x16.csv").read_text()
+    assert published("v-min", 4, 16).orders == read_schedule(*text.splitlines()).orders
+
+
+@pytest.mark.parametrize(("ranks", "micro_batches"), [(2, 8), (4, 16), (8, 32)])
+def test_v_zb(ranks: int, micro_batches: int) -> None:
+    """As many activations as 1F1B; the bubble of a warm-up and two slots: zbv is V-ZB made by hand."""
+    bubble, _, peaks = figures("v-zb", ranks, micro_batches)
+    assert max(bubble) <= max(figures("zbv", ranks, micro_batches)[0]) + 2
+    assert max(peaks) <= 2 * ranks
 
 
 SIZES = {"dualpipe": [(4, 8), (4, 12), (8, 20)], "dualpipev": [(2, 4), (4, 8), (4, 11)]}
@@ -129,7 +164,7 @@ def test_halves_of_backward_are_asked_for() -> None:
     assert violation(*lay_out_named(job, BY_NAME["1f1b"])) is None
 
 
-@pytest.mark.parametrize("name", ["zb-h1", "zbv", "dualpipev"])
+@pytest.mark.parametrize("name", ["zb-h1", "zbv", "v-half", "dualpipev"])
 def test_a_stage_without_halves_runs_its_backward_whole(name: str) -> None:
     """Where others run the first half; the halves of all others stay apart."""
     job = uniform(2, 4, 2)

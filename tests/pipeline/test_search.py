@@ -10,6 +10,7 @@ import pytest
 from overlap_sched.errors import PipelineError
 from overlap_sched.pipeline.action import PipelineSchedule, forward, input_gradient, weight_gradient
 from overlap_sched.pipeline.best import FOUND, find_pipeline
+from overlap_sched.pipeline.blocks import BLOCKS, block_orders, block_schedule, try_blocks
 from overlap_sched.pipeline.cuts import best_cut, unit_cuts
 from overlap_sched.pipeline.exact import exact_pipeline, solvable
 from overlap_sched.pipeline.greedy import POLICIES, PipelinePolicy, ScheduleSearch, greedy_schedule
@@ -22,6 +23,7 @@ from overlap_sched.pipeline.replay import PipelineClock, with_updates
 from tests.pipeline.test_judge import all_of
 from tests.support.pipeline_judge import measure_pipeline
 from tests.support.pipelines import random_job, random_schedule, uniform
+from tests.support.published_v import published
 
 
 def uneven(ranks: int, micro_batches: int, chunks: int = 1, rng: random.Random | None = None) -> PipelineJob:
@@ -283,3 +285,37 @@ def test_a_tight_limit_moves_the_cut() -> None:
     assert [one.cut for one in unit_cuts(tight, ONE_EACH)[0]] == [(1, 3), (2, 2)]  # (2, 2) with one in flight
     heavy = replace(tight, stages=(replace(stage, static_bytes=60),) * 4, memory_limit_bytes=(100, 300))
     assert [one.cut for one in unit_cuts(heavy, ONE_EACH)[0]] == [(1, 3)]
+
+
+@pytest.mark.parametrize(("name", "ranks", "micro_batches"), [("v-min", 4, 16), ("v-half", 4, 8), ("v-half", 8, 16)])
+@pytest.mark.parametrize("times", [(1.0, 1.0, 1.0, 0.0), (10.419, 10.207, 7.715, 0.408)])
+def test_blocks_are_no_longer_than_published_ones_in_their_memory(
+    name: str, ranks: int, micro_batches: int, times: tuple[float, ...]
+) -> None:
+    """Equal times, and those of 28B parameters: Qi et al. 2023, arXiv 2401.10241, of their profiles."""
+    f, i, w, link_us = times
+    job = FOLDED.put(replace(uniform(ranks, micro_batches, 2, f, i, w), link=PipelineLink(link_us)))
+    theirs = published(name, ranks, micro_batches)
+    job = replace(job, memory_limit_bytes=(max(peaks(job, theirs)),) * ranks)
+    search = ScheduleSearch(job)
+    try_blocks(search)
+    assert all(fits(job, made.schedule) and violation(job, made.schedule) is None for made in search.made)
+    assert search.made[0].step_us <= measure_pipeline(job, theirs).step_us + 1e-9
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_blocks_of_unlike_stages_fit(seed: int) -> None:
+    """In what a policy's schedule needs; one stage without halves, of two per rank dealt out or folded."""
+    rng = random.Random(seed)
+    job = uneven(rng.randint(1, 4), rng.randint(1, 6), 2, rng)
+    whole = replace(job.stages[0], input_gradient=None, weight_gradient=None)
+    job = rng.choice((TWO, FOLDED)).put(replace(job, stages=(whole, *job.stages[1:])))
+    ahead = greedy_schedule(job, [PipelinePolicy(0, 2)] * job.ranks)
+    assert ahead is not None
+    job = replace(job, memory_limit_bytes=tuple(most + 2 for most in peaks(job, with_updates(job, ahead))))
+    search = ScheduleSearch(job)
+    try_blocks(search)
+    assert all(fits(job, made.schedule) and violation(job, made.schedule) is None for made in search.made)
+    free = block_schedule(replace(job, memory_limit_bytes=None), block_orders(job, BLOCKS[seed]), reserve=True)
+    assert free is not None
+    assert violation(job, with_updates(job, free)) is None

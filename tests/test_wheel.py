@@ -63,7 +63,7 @@ def test_a_source_distribution_holds_what_its_tests_and_documents_need(source: P
 def test_a_wheel_is_installed_by_name_and_plans_the_demo(source: Path, tmp_path: Path) -> None:
     wheel = build("wheel", source, tmp_path)
     assert "step " in (out := run_installed(wheel, tmp_path / "there", "demo"))
-    assert f"{tmp_path / 'there'}/overlap_sched/cli/shipped/demo.json.gz --html demo.html" in out.replace("\n", "")
+    assert f"{tmp_path / 'there'}/overlap_sched/cli/shipped/demo.json.gz --html demo.html" in " ".join(out.split())
     sources = {path for path in (ROOT / "overlap_sched").rglob("*") if path.is_file() and path.suffix != ".pyc"}
     with zipfile.ZipFile(wheel) as file:
         installed = {name for name in file.namelist() if name.startswith("overlap_sched/")}

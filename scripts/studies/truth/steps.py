@@ -172,8 +172,7 @@ def predict(row: dict[str, str]) -> Row:
     optimizer = Compute(
         "aten._fused_adamw_.default", 0, round(7 * held)
     )  # reads parameter, gradient, moments; writes 3
-    batch = int(row["global_batch"] or 0)
-    turns = batch * config.tp // (config.batch * int(row["gpus"])) or 1
+    turns = int(row["global_batch"] or 0) * config.tp // (config.batch * int(row["gpus"])) or 1
     tokens = config.batch * config.sequence * turns / config.tp
     summed = whole * (4 if config.fsdp > 1 else 2) if config.bf16_parameters and turns > 1 else 0
     seconds = (step_us * turns + model_of(cluster).compute_price(optimizer).time_us) / 1e6

@@ -26,7 +26,7 @@ def test_a_dump_is_planned_and_saved_redacted(dump: str, cli: Command) -> None:
     names = json.loads(Path("order.json").read_text())
     assert names.index("gather") < names.index("mm_1") < names.index("full")
     again = cli.json("plan", "saved.json.gz", "--headroom", "100%")
-    assert {key for key in found if found[key] != again[key]} <= {"name", "schedule_s", "prices"}
+    assert {key for key in found if found[key] != again[key]} <= {"name", "schedule_s", "prices", "gain_range"}
     assert again["name"] == "redacted"
 
 

@@ -52,13 +52,12 @@ def gain_range(*pairs: tuple[Problem, Order]) -> tuple[float, float]:
         pairs: A problem and an order of it, twice: the original, and ours (rewritten, it is of another problem).
     """
     ratios, random = [], np.random.default_rng(0)
-    classes = [[class_of(node, problem.groups) for node in problem.nodes] for problem, _ in pairs]
+    problems = {id(problem): problem for problem, _ in pairs}  # one of both, where nothing was rewritten
+    classes = {key: [class_of(node, problem.groups) for node in problem.nodes] for key, problem in problems.items()}
     for _ in range(DRAWS):
         factors = {name: float(np.exp(spread * random.standard_normal())) for name, spread in SPREADS.items()}
-        first, last = (
-            replay(problem.with_times([factors[name] for name in names]), order).step_us
-            for (problem, order), names in zip(pairs, classes, strict=True)
-        )
+        drawn = {key: problems[key].with_times([factors[name] for name in names]) for key, names in classes.items()}
+        first, last = (replay(drawn[id(problem)], order).step_us for problem, order in pairs)
         ratios.append(first / last if last else 1.0)
     low, high = np.quantile(ratios, (0.05, 0.95)).tolist()
     return low, high

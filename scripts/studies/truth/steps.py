@@ -169,9 +169,8 @@ def predict(row: dict[str, str]) -> Row:
     step_us, peak = (a + (b - a) / 2 * (layers - 2) for a, b in zip(two, four, strict=True))
     whole = sum(prod(weight.shape) for weight in weights_of(replace(config, layers=layers)))
     held = whole / config.fsdp * (2 if config.bf16_parameters else 4)
-    optimizer = Compute(
-        "aten._fused_adamw_.default", 0, round(7 * held)
-    )  # reads parameter, gradient, moments; writes 3
+    moved = round(7 * held)  # AdamW reads parameter, gradient and moments, and writes all but the gradient
+    optimizer = Compute("aten._fused_adamw_.default", 0, moved)
     turns = int(row["global_batch"] or 0) * config.tp // (config.batch * int(row["gpus"])) or 1
     tokens = config.batch * config.sequence * turns / config.tp
     summed = whole * (4 if config.fsdp > 1 else 2) if config.bf16_parameters and turns > 1 else 0

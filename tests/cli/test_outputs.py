@@ -13,7 +13,7 @@ from overlap_sched import EXAMPLE, load_dump
 from overlap_sched.cost.cluster import read_cluster
 from overlap_sched.errors import CostError, DumpError, OutputError, ProblemError
 from overlap_sched.problem.file import read_problem, write_problem
-from overlap_sched.report.files import check_writable, make_folder, write_file
+from overlap_sched.report.files import check_writable, write_file
 from tests.support.examples import Command, run
 
 OUTPUTS = {
@@ -131,7 +131,6 @@ def test_outputs(command: str, option: str, name: str, problem: str, cli: Comman
         (CostError, read_cluster),
         (OSError, lambda name: write_problem(EXAMPLE, name)),
         (OutputError, lambda name: write_file(name, b"")),
-        (OutputError, make_folder),
     ],
 )
 def test_in_python(error: type[Exception], use: Callable[[str], object], name: str) -> None:

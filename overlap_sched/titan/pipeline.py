@@ -128,7 +128,7 @@ def order_stages(trainer: Any, settings: Settings) -> str | None:
     from torchtitan.experiments.graph_trainer.graph_pp import graph_builder
 
     runtime: Any = getattr(trainer, "pp_schedule", None)
-    provider = getattr(runtime, "graph_provider", None)
+    provider: Any = getattr(runtime, "graph_provider", None)
     if not hasattr(provider, "prepare_graphs") or not hasattr(graph_builder, "final_inductor_compile_passes"):
         return "with pipeline parallelism it needs torchtitan's GraphPP, as torchtitan 0.3.0 has it"
     if settings.fits:

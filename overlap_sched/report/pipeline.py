@@ -22,6 +22,7 @@ from rich.table import Table
 from overlap_sched import __version__
 from overlap_sched.pipeline.action import parts
 from overlap_sched.pipeline.best import FOUND, OF_A_BOUND, FoundPipeline
+from overlap_sched.pipeline.capacity import CapacityPlan, Question
 from overlap_sched.pipeline.compare import ChangedJob, PlannedPipeline, RankShortage
 from overlap_sched.pipeline.graphs import JobGraphs
 from overlap_sched.pipeline.job import PipelineJob
@@ -278,6 +279,38 @@ def varied_table(varied: Varied) -> Table:
 def find_shortest(planned: Sequence[PlannedPipeline]) -> PlannedPipeline | None:
     """Return the shortest that fits, if any does."""
     return min((one for one in planned if one.shortage is None), key=lambda one: one.replay.step_us, default=None)
+
+
+def capacity_table(question: Question, found: Sequence[CapacityPlan]) -> Table:
+    """A row per layout."""
+    rows, names = [], list(dict.fromkeys(name for one in found for name in one.losses))
+    for one in found:
+        pp, dp, cp, tp, ep = one.layout.mesh
+        mesh = f"PP {pp} x TP {tp} x DP {dp}" + f" x CP {cp}" * (cp > 1) + f", EP {ep}" * (ep > 1)
+        micro = f"{one.planned.job.micro_batches} of {one.layout.micro_batch}"
+        reached = [f"{one.tokens_per_s:,.0f}", f"{100 * one.mfu:.1f} %", size(one.peak_bytes)]
+        losses = [f"{100 * one.losses.get(name, 0.0):.1f} %" for name in names]
+        ways = [one.layout.sharding, one.planned.name, micro, one.layout.recompute]
+        rows.append([mesh, *ways, *reached, *losses, one.binds])
+    return captioned_table(
+        f"{printable(found[0].planned.job.name)}, {question.global_batch:,} sequences of {question.sequence:,}",
+        "Simulated. Tokens/s of one GPU; peak of the fullest rank. Bubble: the idle part of all ranks together; "
+        "else the part by which the step would be shorter if such collectives took no time (tp, cp, ep, dp) or nothing "
+        "were recomputed (memory). Binds: the largest of these; compute: all are below 5 %.",
+        ("sharding", "schedule", "micro-batches", "recompute", "tokens/s", "MFU", "peak", *names, "binds"),
+        "layout",
+        rows,
+    )
+
+
+def capacity_lines(found: Sequence[CapacityPlan]) -> Iterator[str]:
+    """Say of the second and the third, within 10 % of the best, in what they differ."""
+    for place, one in zip(("Second", "Third"), found[1:3], strict=False):
+        slower, losses = found[0].tokens_per_s / one.tokens_per_s - 1, one.losses
+        if slower <= 0.1:
+            names = dict.fromkeys((*found[0].losses, *losses))
+            more = [f"{what} {losses.get(what, 0.0) - found[0].losses.get(what, 0.0):+.1%}" for what in names]
+            yield f"{place}: {slower:.1%} slower than the best; beside it {', '.join(more)} of the step."
 
 
 def graphs_table(graphs: JobGraphs) -> Table:

@@ -29,6 +29,7 @@ down or the work is used up; the last of them is the whole graph.
 """
 
 import heapq
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
@@ -37,6 +38,7 @@ from overlap_sched.errors import OptionsError, VerificationError
 from overlap_sched.judge.validate import launch_violation, memory_profile, violation
 from overlap_sched.peak_memory.cut import least_live
 from overlap_sched.peak_memory.memory_graph import MemoryGraph, Walk, lead_with_inputs, memory_graph_of
+from overlap_sched.peak_memory.tuning import TUNING
 from overlap_sched.problem import Order, Problem
 from overlap_sched.problem.precedence import Preserve
 
@@ -93,9 +95,6 @@ def lpmf(graph: MemoryGraph) -> list[int]:
             if w in walk.ready:
                 heapq.heappush(fitting, (walk.net[w], w))
     return order
-
-
-LONGEST_CHAIN = 16
 
 
 class SearchResult(NamedTuple):
@@ -199,7 +198,7 @@ class _DepthFirst:
     def chain(self, start: int) -> bool:
         """Follow nodes that become ready one by one; stay at the end if it is no higher than here, else come back."""
         walk, base, length, v = self.walk, self.walk.live_bytes, len(self.path), start
-        while self.fits(v) and len(self.path) - length < LONGEST_CHAIN:
+        while self.fits(v):
             self.run(v)
             if walk.live_bytes <= base:
                 return True
@@ -209,10 +208,6 @@ class _DepthFirst:
             v = min(fresh, key=self.cost)
         self.undo_to(length)
         return False
-
-
-SHORTEST_WINDOW, STEPS_PER_WINDOW = 16, 8_000
-"""Nodes; steps of the walk: a search that needs more seldom ends."""
 
 
 def lower_to(
@@ -230,14 +225,15 @@ def lower_to(
     Returns:
         The order, above the goal where no window was large enough or the steps ran out; and the steps left.
     """
-    length, n = SHORTEST_WINDOW, len(best.order)
+    n = len(best.order)
+    length = shortest = math.isqrt(n)
     while best.peak_bytes > goal_bytes and best.peak_node >= 0 and steps > 0:
         begin, end = window_at_peak(graph, best, length)
         limit = best.peak_bytes - 1 if any_lower else goal_bytes
-        result = search(graph, best.order, begin, end, limit, min(STEPS_PER_WINDOW, steps))
+        result = search(graph, best.order, begin, end, limit, min(TUNING.window_steps, steps))
         steps -= result.steps
         if result.answer == "found":
-            best, length = judged(graph, result.order), SHORTEST_WINDOW
+            best, length = judged(graph, result.order), shortest
         elif end - begin >= n:
             break
         else:
@@ -276,13 +272,6 @@ def search_everywhere(graph: MemoryGraph, best: Incumbent, bound_bytes: int, ste
         else:
             hopeless += 1
     return best, bound_bytes
-
-
-ARCS, STEPS = 1_000_000, 20_000
-"""A unit of effort: arcs looked at in cuts, steps of each kind of search."""
-
-LARGE, CLOSE = 2_000, 1e-6
-"""Graphs of more nodes are not searched for less than this share of the peak: a few bytes would cost seconds."""
 
 
 @dataclass(frozen=True)
@@ -337,16 +326,13 @@ def best_order(problem: Problem, preserve_collective_order: Preserve = "none", e
     original_bytes = max(memory_profile(problem, problem.original_order))
     found = {"original": judged(graph, graph.rest), "lpmf": judged(graph, lpmf(graph))}
     best = min(found.values(), key=lambda one: one.peak_bytes)
-    steps, arcs = STEPS * 2**effort // 2 if effort else 0, ARCS * 2**effort // 2
-    at_end, arcs = least_live(graph, len(problem.nodes) - 1, arcs)
-    bound, arcs = least_live(graph, best.peak_node, arcs)
-    bound = max(bound, at_end)
-    close = CLOSE * best.peak_bytes if len(graph.rest) > LARGE else 0
-    if best.peak_bytes - bound > close:
+    steps = TUNING.steps * 2**effort // 2 if effort else 0
+    bound = max(least_live(graph, v) for v in (len(problem.nodes) - 1, best.peak_node))
+    if best.peak_bytes > bound:
         found["windows"], _ = lower_to(graph, best, bound, steps, any_lower=True)
         best = min(found.values(), key=lambda one: one.peak_bytes)
-        bound = max(bound, least_live(graph, best.peak_node, arcs)[0])
-    if best.peak_bytes - bound > close:
+        bound = max(bound, least_live(graph, best.peak_node))
+    if best.peak_bytes > bound:
         found["search"], bound = search_everywhere(graph, best, bound, steps)
     found_by, best = min(found.items(), key=lambda one: one[1].peak_bytes)
     order = lead_with_inputs(graph, best.order)

@@ -25,7 +25,7 @@ and no more is tried than that pays back soon::
     latency of all collectives that could be merged, and what launching them takes,
     time of all gathers of what was gathered before     below the goal of the scheduler: nothing is tried
     the same, or all that is exposed where that is less,
-    times PAYBACK_STEPS                                 so long may the search take, counted in runs
+    times Tuning.payback_nodes                          so long may the search take, counted in runs
 """
 
 import math
@@ -67,20 +67,17 @@ from overlap_sched.transform.search import (
     finish,
     refuse_nothing,
 )
+from overlap_sched.transform.tuning import TUNING as PLANS
 
 FORMS: tuple[Form, ...] = ("coalesced", "copied")
 """Forms of buckets, the one preferred first: coalesced ones copy nothing."""
 GATHERS = ("all_gather_into_tensor",)
 """Operators that copy and sum nothing."""
-AGAIN, POLICIES_AGAIN = 3, (FAR_AHEAD, IN_ORDER)
-"""The best is scheduled so many times from its own order, as long as that helps, by these: the other policies are among
-those that the stages run from that order in any case."""
+POLICIES_AGAIN = (FAR_AHEAD, IN_ORDER)
+"""The best is scheduled from its own order, as long as that helps, by these: the other policies are among those that
+the stages run from that order in any case."""
 FINISHED = 2
 """So many of the shortest trials are scheduled to the end, until one is taken."""
-PAYBACK_STEPS = 1_000
-"""What the search takes, so many steps must be able to give back."""
-NODE_US = 20.0
-"""What a run of the list scheduler takes per node, roughly: for that alone, as nothing is timed."""
 
 
 class Record(NamedTuple):
@@ -235,7 +232,7 @@ def _search(without: Schedule, search: RewriteSearch, wanted: Wanted, gain_us: f
 
     def runs_paid(best_us: float) -> int:
         most_us = min(gain_us, best_us - compute_us)
-        return int(PAYBACK_STEPS * most_us / (NODE_US * max(len(problem.nodes), 1)))
+        return int(PLANS.payback_nodes * most_us / max(len(problem.nodes), 1))
 
     state = SearchState(step_us, enough_us, runs_paid)
     search = replace(search, state=state, fits=() if without.original.peak_bytes <= without.budget_bytes else order)
@@ -259,9 +256,8 @@ def _search(without: Schedule, search: RewriteSearch, wanted: Wanted, gain_us: f
         form = wanted.forms[1]
         others = tuple(Bucket(one.members, form) if isinstance(one, Bucket) else one for one in best.rewrites)
         search.attempt(f"{best.what}, {form}", others, best.start)
-    for _ in range(AGAIN):
-        if state.best is None or state.enough or not state.note(search.again(state.best, POLICIES_AGAIN)):
-            break
+    while state.best is not None and not state.enough and state.note(search.again(state.best, POLICIES_AGAIN)):
+        pass
     return state.trials
 
 

@@ -45,7 +45,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from heapq import heappop, heappush
-from itertools import cycle
+from itertools import cycle, product
 from operator import itemgetter
 from typing import Literal, NamedTuple
 
@@ -376,7 +376,7 @@ RULES: tuple[tuple[Key, Width], ...] = (
 )
 
 
-def rule_of(key: Key, width: Width) -> Rule:
+def rule_of(key: Key, width: Width, weight: float) -> Rule:
     """Which boxes go first.
 
     Args:
@@ -384,12 +384,13 @@ def rule_of(key: Key, width: Width) -> Rule:
             ``area`` and then width (MiniMalloc's preorderings TWA and TAW, with blame). ``area``: what is largest on
             a logarithmic scale, or is live where most has failed.
         width: How long a box is live: in sections, or in others that are live meanwhile.
+        weight: Of blame, beside what a box is by itself.
     """
 
     def order(boxes: Boxes, blame: Floats) -> Ints:
         widths = boxes.together.sum(axis=1) + 1 if width == "neighbours" else boxes.end - boxes.begin
         areas = widths * boxes.bytes
-        blamed = TUNING.blame * _highest(boxes, blame)
+        blamed = weight * _highest(boxes, blame)
         if key == "area":
             scaled = np.log(areas.astype(np.float64))
             keys: tuple[Floats | Ints, ...] = (-widths, -(scaled / max(scaled.max(), 1.0) + blamed))
@@ -410,9 +411,9 @@ def fit_below(boxes: Boxes, limit: int, most_work: int) -> tuple[Ints | None, in
         most_work: Give up after so much.
     """
     blame, run = np.zeros(boxes.sections), 2.0 * len(boxes.bytes)  # twice what it takes where nothing fails
-    for rule in cycle(RULES):
+    for weight, (key, width) in cycle(product(TUNING.blame_weights, RULES)):
         allowed = min(int(run), most_work)
-        search = Search(limit, allowed, blame, rule_of(*rule))
+        search = Search(limit, allowed, blame, rule_of(key, width, weight))
         try:
             return search.offsets(boxes), most_work - allowed + search.work_left
         except OutOfWorkError:

@@ -2,8 +2,7 @@
 
     original, lpmf                       ->  the lower
       -> minimum cut at the peak         ->  proven there, or a bound
-      -> search in windows around it     ->  lower; cut again
-      -> search everywhere               ->  lower, or proven
+      -> search in windows around it     ->  lower; cut again; proven, where the last is the whole graph
 
 Everything is counted, nothing timed: the same problem and effort give the same order on every rank. torch's other two
 simple orders (breadth first, depth first), greedy descents in both directions, and splits of the order where a cut says
@@ -102,14 +101,11 @@ class SearchResult(NamedTuple):
 
     Attributes:
         answer: See above. order: the whole order, with that of the window, where found.
-        refused_bytes: The lowest step that was above the limit: where there is no order under the limit, there is
-            none under this either (every search with a limit between would have gone the same way).
         steps: Steps and undos of the walk.
     """
 
     answer: Literal["found", "none", "gave up"]
     order: list[int]
-    refused_bytes: int
     steps: int
 
 
@@ -126,7 +122,7 @@ def search(graph: MemoryGraph, order: Sequence[int], begin: int, end: int, limit
     """
     dive = _DepthFirst(Walk(graph, order[:begin]), order[begin:end], limit)
     answer = dive.answer(most_steps)
-    return SearchResult(answer, [*order[:begin], *dive.path, *order[end:]], dive.refused, dive.walk.steps)
+    return SearchResult(answer, [*order[:begin], *dive.path, *order[end:]], dive.walk.steps)
 
 
 class _DepthFirst:
@@ -137,7 +133,6 @@ class _DepthFirst:
         self.place = {v: at for at, v in enumerate(window)}
         self.path: list[int] = []
         self.mask = 0
-        self.refused = 2**62
 
     def run(self, v: int) -> list[int]:
         touched = self.walk.run(v)
@@ -175,12 +170,7 @@ class _DepthFirst:
         return self.walk.net[v], self.place[v]
 
     def fits(self, v: int) -> bool:
-        if v not in self.place:
-            return False
-        step = self.walk.live_bytes + self.walk.rise[v]
-        if step > self.limit:
-            self.refused = min(self.refused, step)
-        return step <= self.limit
+        return v in self.place and self.walk.live_bytes + self.walk.rise[v] <= self.limit
 
     def down(self, touched: Sequence[int]) -> None:
         """Run what is safe, and safe chains, until there are none; ``touched``: what may have become safe."""
@@ -212,7 +202,7 @@ class _DepthFirst:
 
 def lower_to(
     graph: MemoryGraph, best: Incumbent, goal_bytes: int, steps: int, any_lower: bool = False
-) -> tuple[Incumbent, int]:
+) -> tuple[Incumbent, bool]:
     """Bring the peak down window by window, moving only what lies near steps above the goal.
 
     Args:
@@ -223,22 +213,24 @@ def lower_to(
         any_lower: Whether any lower peak of a window is taken, or only what meets the goal.
 
     Returns:
-        The order, above the goal where no window was large enough or the steps ran out; and the steps left.
+        The order, above the goal where no window was large enough or the steps ran out; and whether it is proven that
+        the whole graph has no order within the last limit.
     """
     n = len(best.order)
     length = shortest = math.isqrt(n)
     while best.peak_bytes > goal_bytes and best.peak_node >= 0 and steps > 0:
         begin, end = window_at_peak(graph, best, length)
-        limit = best.peak_bytes - 1 if any_lower else goal_bytes
-        result = search(graph, best.order, begin, end, limit, min(TUNING.window_steps, steps))
+        limit, whole = best.peak_bytes - 1 if any_lower else goal_bytes, end - begin == n
+        most = steps if whole and any_lower else min(TUNING.window_steps, steps)
+        result = search(graph, best.order, begin, end, limit, most)
         steps -= result.steps
         if result.answer == "found":
             best, length = judged(graph, result.order), shortest
-        elif end - begin >= n:
-            break
+        elif whole:
+            return best, result.answer == "none"
         else:
             length *= 2
-    return best, steps
+    return best, False
 
 
 def window_at_peak(graph: MemoryGraph, best: Incumbent, length: int) -> tuple[int, int]:
@@ -253,27 +245,6 @@ def window_at_peak(graph: MemoryGraph, best: Incumbent, length: int) -> tuple[in
     return begin, end
 
 
-def search_everywhere(graph: MemoryGraph, best: Incumbent, bound_bytes: int, steps: int) -> tuple[Incumbent, int]:
-    """Search the whole graph for ever lower peaks: at the bound, which rises as it is refuted; halfway; below the peak.
-
-    Returns:
-        The best order; a lower bound on every peak, equal to its peak where the search came to an end.
-    """
-    hopeless = 0
-    while best.peak_bytes > bound_bytes and best.peak_node >= 0 and steps > 0 and hopeless < 3:
-        peak = best.peak_bytes
-        limit = (bound_bytes, (bound_bytes + peak) // 2, peak - 1)[hopeless]
-        result = search(graph, best.order, 0, len(best.order), limit, max(steps // 2, 1))
-        steps -= result.steps
-        if result.answer == "found":
-            best = judged(graph, result.order)
-        elif result.answer == "none":
-            bound_bytes = min(result.refused_bytes, peak)
-        else:
-            hopeless += 1
-    return best, bound_bytes
-
-
 @dataclass(frozen=True)
 class MemoryPlan:
     """An order with a low peak, checked by the validator.
@@ -283,7 +254,7 @@ class MemoryPlan:
         order: Node ids in the order to run; the original one where no lower peak was found.
         original_bytes, peak_bytes: Peak of the original order and of ``order``.
         bound_bytes: No order's peak is lower.
-        found_by: What found the order: ``original``, ``lpmf``, ``windows``, ``search`` or ``cp-sat``.
+        found_by: What found the order: ``original``, ``lpmf``, ``windows`` or ``cp-sat``.
     """
 
     problem: Problem
@@ -329,11 +300,9 @@ def best_order(problem: Problem, preserve_collective_order: Preserve = "none", e
     steps = TUNING.steps * 2**effort // 2 if effort else 0
     bound = max(least_live(graph, v) for v in (len(problem.nodes) - 1, best.peak_node))
     if best.peak_bytes > bound:
-        found["windows"], _ = lower_to(graph, best, bound, steps, any_lower=True)
-        best = min(found.values(), key=lambda one: one.peak_bytes)
-        bound = max(bound, least_live(graph, best.peak_node))
-    if best.peak_bytes > bound:
-        found["search"], bound = search_everywhere(graph, best, bound, steps)
+        best, proven = lower_to(graph, best, bound, steps, any_lower=True)
+        found["windows"] = best
+        bound = best.peak_bytes if proven else max(bound, least_live(graph, best.peak_node))
     found_by, best = min(found.items(), key=lambda one: one[1].peak_bytes)
     order = lead_with_inputs(graph, best.order)
     if best.peak_bytes >= original_bytes:

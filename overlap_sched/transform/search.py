@@ -312,23 +312,14 @@ class RewriteSearch:
             why_not = f"{over_bytes:,} bytes above the budget before anything is moved"
             return replace(trial, why_not=why_not, over_bytes=over_bytes)
         start = tuple(order) if self.whole is None else order_as_it_was(self.whole, self.problem, order)
-        begin = Reference(problem, problem.original_order, live_ranges)
-        return self._scheduled(replace(trial, start=start), begin, self.state.best_us, self.state.policies)
-
-    def again(self, trial: Trial, policies: Sequence[Policy] = POLICIES) -> Trial:
-        """Schedule what was found once more, from its own order: what a policy missed there, another one may find."""
-        assert trial.problem is not None
-        more = Trial(f"{trial.what}, again from its own order", trial.rewrites, start=trial.start)
-        return self._scheduled(more, Reference(trial.problem, trial.order), trial.step_us, policies)
-
-    def _scheduled(self, trial: Trial, begin: Reference, beat_us: float, policies: Sequence[Policy]) -> Trial:
-        runs = run_policies(begin, self.budget_bytes, Candidate((), beat_us, 0), policies)
-        trial = replace(trial, work=runs.work)
+        reference, beat_us = Reference(problem, problem.original_order, live_ranges), self.state.best_us
+        runs = run_policies(reference, self.budget_bytes, Candidate((), beat_us, 0), self.state.policies)
+        trial = replace(trial, start=start, work=runs.work)
         if runs.best is None:
             bound = f"no order of it takes less than {runs.least_us:.0f} us"
             return replace(trial, why_not="no shorter" if runs.least_us < beat_us else bound)
         order, step_us = runs.best.order, runs.best.step_us
-        return replace(trial, step_us=step_us, problem=begin.problem, order=order, policies=runs.policies)
+        return replace(trial, step_us=step_us, problem=problem, order=order, policies=runs.policies)
 
 
 def order_as_it_was(problem: Problem, after: Problem, order: Sequence[NodeId]) -> Order:

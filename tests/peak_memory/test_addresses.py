@@ -132,11 +132,11 @@ FEW_BOXES = st.lists(st.tuples(st.integers(1, 5), st.integers(0, 6), st.integers
 
 
 @examples(60)
-@given(FEW_BOXES, st.sampled_from(RULES))
-def test_one_search_is_exact(ranges: list[LiveRange], rule: tuple[str, str]) -> None:
+@given(FEW_BOXES, st.sampled_from(RULES), st.sampled_from((0.0, 1.0)))
+def test_one_search_is_exact(ranges: list[LiveRange], rule: tuple[str, str], weight: float) -> None:
     smallest = smallest_of_all(ranges)
     boxes = boxes_of(ranges)
-    search = Search(smallest, 10**6, np.zeros(boxes.sections), rule_of(*rule))  # type: ignore[arg-type]
+    search = Search(smallest, 10**6, np.zeros(boxes.sections), rule_of(*rule, weight))  # type: ignore[arg-type]
     found = search.offsets(boxes)
     assert found is not None
     assert overlapping(ranges, list(found)) == []
@@ -161,7 +161,7 @@ def test_boxes_cover_their_sections() -> None:
 
 def test_work_ends_a_search_and_is_counted() -> None:
     boxes = boxes_of(lives_of([(2, 0, 3), (1, 0, 0), (3, 1, 0), (1, 1, 4), (2, 2, 3), (3, 5, 1), (1, 4, 2)]))
-    search = Search(8, 2, np.zeros(boxes.sections), rule_of("area", "sections"))
+    search = Search(8, 2, np.zeros(boxes.sections), rule_of("area", "sections", 1.0))
     with pytest.raises(OutOfWorkError):
         search.offsets(boxes)
     assert search.work_left == 0

@@ -46,7 +46,6 @@ class Choice:
         gap: It. score: bytes above the limit taken away per microsecond. us: those microseconds.
         copy: Runs again already, for another value of the same maker; ``None``: not that way.
         slots: Of copies to the host and back, and the places between which it is gone.
-        spare: See :class:`Remake`.
     """
 
     gap: Gap
@@ -54,7 +53,6 @@ class Choice:
     us: float
     copy: Again | None = None
     slots: tuple[float, float, Position, Position] | None = None
-    spare: int = 0
 
 
 Entry = tuple[float, int, Choice]
@@ -216,15 +214,15 @@ class Greedy:
             best = self._offload(gap, self.link)
         if "recompute" not in self.kinds:
             return best
-        spare, v = int(TUNING.longer * taken), state.problem.maker[s]
+        v = state.problem.maker[s]
         copies = state.copies.get(v, ())  # one in the gap makes this storage, too
         copy = next((one for one in copies if gap.after.last < one.at <= until and s not in one.parts), None)
         most_us = math.inf if best is None else taken / best.score
-        price = FREE if copy is not None else Remake(state, spare, most_us).again(v, until)
+        price = FREE if copy is not None else Remake(state, most_us).again(v, until)
         if price is None:
             return best
         excess, us = price.excess + self._beside(until, price.peak - state.size[s]), max(price.us, TUNING.least_us)
-        again = Choice(gap, (taken - excess) / us, us, copy=copy, spare=spare)
+        again = Choice(gap, (taken - excess) / us, us, copy=copy)
         return again if taken > excess and (best is None or again.score >= best.score) else best
 
     def _beside(self, at: Position, nbytes: int) -> int:
@@ -273,7 +271,7 @@ class Greedy:
             return
         v = state.problem.maker[s]
         rest = state.cut(s, part, gap.after, None, gap.after.last, gap.until)
-        price = Remake(state, choice.spare, commit=True).again(v, gap.until)
+        price = Remake(state, commit=True).again(v, gap.until)
         assert price is not None, "what has been priced cannot be done"
         more = price.peak - state.size[s] - state.alloc_bytes[gap.until]
         state.beside[gap.until] = max(int(state.beside[gap.until]), more)

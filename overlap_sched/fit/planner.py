@@ -294,37 +294,32 @@ class Start:
                 greedy = Greedy(state, link, asked.host_limit_bytes, asked.kinds, weight, high)
                 for aim in aims:  # what has been chosen for one stays for the next
                     found = self._choose(greedy, limit_bytes, int(limit_bytes * aim))
-                    if found is None:  # what cannot be brought to the limit cannot be brought below it
+                    if found is not None:
+                        some = True
+                        asked.tried += 1
+                        yield found
+                    elif not state.fits:  # what cannot be brought to the limit cannot be brought below it
                         break
-                    some = True
-                    asked.tried += 1
-                    yield found
 
     def _choose(
         self, greedy: Greedy, limit_bytes: int, aim_bytes: int
     ) -> tuple[float, tuple[Rewrite, ...], Problem] | None:
         """Rewrites that bring an order within the limit, what they make, its best step; ``None``: none do."""
         state = greedy.state
-        for _ in range(TUNING.overshoot):
-            greedy.run(min(aim_bytes, state.limit_bytes))
-            made = rewrites_of(state)
-            try:
-                problem = apply(state.problem, made, self.search.prices)
-            except RewriteError:
-                return None
-            rewrites, task = (*self.before, *made), Task(problem, self.options, limit_bytes)
-            best = task.measured(problem.original_order)
-            if best.peak_bytes <= limit_bytes:
-                if problem.collectives:
-                    reference = Reference(problem, problem.original_order, task.live_ranges)
-                    best = run_policies(reference, limit_bytes, best).best or best
-                self.search.keep(rewrites, problem, best.order)
-                return best.step_us, rewrites, problem
-            self.search.keep(rewrites, problem, problem.original_order)
-            if not made or int(state.profile.max()) > limit_bytes:
-                return None
-            aim_bytes = state.limit_bytes - (best.peak_bytes - limit_bytes)
-        return None
+        greedy.run(aim_bytes)
+        made = rewrites_of(state)
+        try:
+            problem = apply(state.problem, made, self.search.prices)
+        except RewriteError:
+            return None
+        rewrites, task = (*self.before, *made), Task(problem, self.options, limit_bytes)
+        best = task.measured(problem.original_order)
+        within = best.peak_bytes <= limit_bytes
+        if within and problem.collectives:
+            reference = Reference(problem, problem.original_order, task.live_ranges)
+            best = run_policies(reference, limit_bytes, best).best or best
+        self.search.keep(rewrites, problem, best.order)
+        return (best.step_us, rewrites, problem) if within else None
 
 
 def _search(

@@ -239,16 +239,15 @@ FREE = RemakePrice(0.0, 0)
 class Remake:
     """One question to a state; ``commit`` does what the answer says."""
 
-    def __init__(self, state: LiveState, spare: int, most_us: float = math.inf, commit: bool = False) -> None:
+    def __init__(self, state: LiveState, most_us: float = math.inf, commit: bool = False) -> None:
         """Ask, or do.
 
         Args:
             state: Changed only where ``commit``.
-            spare: Bytes times places above the limit that a longer life may cost before its maker rather runs again.
             most_us: What takes longer is not asked for any further.
             commit: Do it.
         """
-        self.state, self.spare, self.most_us, self.commit = state, spare, most_us, commit
+        self.state, self.most_us, self.commit = state, most_us, commit
         self._seen: dict[StorageId, None] = {}
         self._nodes, self._us = 0, 0.0
 
@@ -281,7 +280,7 @@ class Remake:
         parts = state.parts[s]
         before = parts[bisect_right(parts, at, key=attrgetter("begin")) - 1]
         longer = state.added(before.end + 1, at - 1, state.size[s])
-        price = self._make(s, at) if longer > self.spare and not state.fixed[s] else None
+        price = self._make(s, at) if longer and not state.fixed[s] else None
         self._seen[s] = None
         if price is not None:
             return price
@@ -292,7 +291,7 @@ class Remake:
 
     def _make(self, s: StorageId, at: Position) -> RemakePrice | None:
         v = self.state.problem.maker[s]
-        if self.commit and Remake(self.state, self.spare).again(v, at) is None:
+        if self.commit and Remake(self.state).again(v, at) is None:
             return None
         price = self.again(v, at)
         if price is not None and self.commit:

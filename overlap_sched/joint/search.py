@@ -274,13 +274,15 @@ class _JointSearch:
 
     def within(self, limit: int) -> None:
         """Run more again."""
-        names, aim = {node.name for node in self.joint.graph.nodes}, limit
-        for _ in range(TUNING.joint_cuts):
-            found = self.cut(Marks(chosen(self.whole, aim) & names))
-            over = limit if found is None else found.peak_bytes - limit
-            if over <= 0 or aim <= 0:
-                break
-            aim -= over
+        names = {node.name for node in self.joint.graph.nodes}
+        for high in TUNING.high if len(self.whole.problem.nodes) <= TUNING.large_nodes else TUNING.high[1:]:
+            aim = limit
+            for _ in range(TUNING.joint_cuts):
+                found = self.cut(Marks(chosen(self.whole, aim, high) & names))
+                over = limit if found is None else found.peak_bytes - limit
+                if over <= 0 or aim <= 0:
+                    break
+                aim -= over
 
     def keep(self, limit: int) -> None:
         """Keep gathers: as many as fit, those of the last layers."""
@@ -310,15 +312,16 @@ def _better(one: JointCut, before: JointCut, limit_bytes: int) -> bool:
     return before.peak_bytes > limit_bytes or one.step_us < before.step_us * (1 - SAME_STEP)
 
 
-def chosen(whole: Whole, limit_bytes: int) -> frozenset[str]:
+def chosen(whole: Whole, limit_bytes: int, high: float) -> frozenset[str]:
     """Names of the nodes of forward that run again in backward, so that what is live fits into a limit, or nearly.
 
     Args:
         whole: Both halves.
         limit_bytes: What is live at most.
+        high: See :class:`overlap_sched.fit.greedy.Greedy`.
     """
     state = LiveState(whole.problem, limit_bytes, whole.may_run_again)
-    Greedy(state, None, None, ("recompute",), 0.0, TUNING.high[-1]).run()
+    Greedy(state, None, None, ("recompute",), 0.0, high).run()
     late = set(whole.late)
     again: set[str] = set()
     for one in rewrites_of(state):

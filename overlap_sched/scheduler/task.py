@@ -48,6 +48,14 @@ class Tuning:
     """Compute of at most this part of all compute may be moved to prepare a launch. 0: +2.3 %, 3 rows."""
     look: int = 4
     """How many of the most urgent nodes of a stream are looked at in one step. 1: +1.2 %, 2 rows."""
+    windows: tuple[int, int, int] = (8_000, 1_000, 250)
+    """How many positions ahead compute is looked for, by policy. Only 1,000: +3.5 %, 1 row."""
+    beside: float = 0.1
+    """Under contention, by what part of all compute before its latest start (0.1) one is launched beside another's."""
+    far_nodes: tuple[int, int] = (40, 160)
+    """A collective with more open nodes before it than 40 is far; they are counted up to 160: the price of a look."""
+    memory_effort: int = 2
+    """Most effort that goes into the order with the lowest peak, each worth twice as much: the price of that order."""
     run_nodes: int = 15_000
     """A unit of effort is one run on a graph of up to so many nodes, less on a larger one: the price of effort."""
     goal_percent: float = 1.5

@@ -14,6 +14,7 @@ scheduled, few of them (:mod:`overlap_sched.transform.search`), and the best is 
       -> keep           gathers for their next use, where that fits                   gathers
       -> buckets        what is left goes together, on one stream or two; then all    buckets
       -> gather again   what is held where memory is short                            gathers
+      -> copied         the best again with copies, where both forms may be used
       -> finish         all that the scheduler does, on the best
       -> verify         the judges look at it; else no rewrites
 
@@ -244,6 +245,11 @@ def _search(without: Schedule, search: RewriteSearch, wanted: Wanted, gain_us: f
             state.join(alone)
     if wanted.regathers and not state.enough:
         try_gathering_again(search, order)
+    best = state.best
+    if len(wanted.forms) > 1 and best is not None and any(isinstance(one, Bucket) for one in best.rewrites):
+        form = wanted.forms[1]  # one wait for all, where each takes time of the host
+        others = tuple(Bucket(one.members, form) if isinstance(one, Bucket) else one for one in best.rewrites)
+        search.attempt(f"{best.what}, {form}", others, best.start)
     return state.trials
 
 

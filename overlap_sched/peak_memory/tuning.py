@@ -20,7 +20,7 @@ class Tuning:
     look_cells: int = 2**15
     """Boxes times sections of one look; a larger one counts as several, here 32,768 cells each: a price as well."""
     longer_run: float = 1.05
-    """By how much a run may take longer than the one before it, where neither ended."""
+    """By how much a run may take longer than the one before it. 1: K not found in 60,000 looks; it takes 9,700."""
     blame_weights: tuple[float, ...] = (0.3, 1.0, 3.0)
     """Of blame beside what a box is by itself, in turn. Only 0.3: E not found; only 1.0: J takes 14 times the looks."""
     climb_boxes: int = 30_000

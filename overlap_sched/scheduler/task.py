@@ -61,9 +61,11 @@ class Tuning:
     goal_percent: float = 1.5
     """Runs end once the step is within this, divided by the effort, of the simple bound: the price of the pass."""
     near_goals: float = 4
-    """Within so many times that of a bound that knows the end of each stream, two runs that end alike are enough."""
+    """Within so many times that of a bound that knows the end of each stream, two runs that end alike are enough: the
+    price of more runs."""
     second_path: float = 0.08
-    """There are several chains if the longest path beside the longest path is at least this part."""
+    """There are several chains if the longest path beside the longest path is at least this part: the price of a
+    stage."""
     refused_nodes: int = 4
     """So many nodes may be refused before the reference order has its way, where chains are interleaved."""
     beam_states: int = 1_000
@@ -89,11 +91,13 @@ class Tuning:
     stall_tried_nodes: int = 1_000_000
     """A unit of effort is so many nodes of orders that are tried. 250,000: +0.8 %, 2 rows."""
     budget_parts: tuple[float, ...] = (0.85, 0.55, 0.15, 0.05)
-    """Tighter budgets for a device, as parts of the way from what is live in the reference order to the budget."""
+    """Tighter budgets for a device, as parts of the way from what is live in the reference order to the budget: the
+    price of two runs each."""
     apart_stalls: tuple[float, ...] = (0.0, 0.5, 1.0)
-    """For what part of its time compute waits for a launch that it would delay, where groups are kept apart."""
+    """For what part of its time compute waits for a launch that it would delay, where groups are kept apart: the
+    price of a run each."""
     follow_steps: int = 2_000_000
-    """Of the search for an order with another rank's launches that needs less: a second or two."""
+    """Of the search for an order with another rank's launches that needs less: the price is a second or two."""
 
 
 TUNING = Tuning()

@@ -12,7 +12,7 @@ class Tuning:
     """
 
     caps: tuple[int, ...] = (32, 48, 96, 8)
-    """Of buckets of neighbours, in latencies. None: +12.9 and +1.8 %, 2 rows; without 48: +3.8 %, 1 row; seven: none."""
+    """Of buckets of neighbours, in latencies. None: +12.9 and +1.8 %, 2 rows; without 48: +3.8 %; seven: none."""
     small_bytes: int = 2**16
     """What a collective of 64 KiB takes is latency."""
     large_bytes: int = 2**28

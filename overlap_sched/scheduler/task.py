@@ -66,8 +66,6 @@ class Tuning:
     second_path: float = 0.08
     """There are several chains if the longest path beside the longest path is at least this part: the price of a
     stage."""
-    refused_nodes: int = 4
-    """So many nodes may be refused before the reference order has its way, where chains are interleaved."""
     beam_states: int = 1_000
     """A unit of effort is worth so many states of the beam search, divided by nodes. 250: +3.6 %, 5 rows."""
     shift_positions: int = 2_000

@@ -41,7 +41,7 @@ from overlap_sched.simulate.clock import PlainClock, StepTimes
 from overlap_sched.transform.apply import Alike, ProblemMaker, apply
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.rewrites import BUCKETED, Bucket, Form, Rewrite, Stream
-from overlap_sched.transform.search import RewriteSearch, Trial
+from overlap_sched.transform.search import RewriteSearch
 from overlap_sched.transform.tuning import TUNING as PLANS
 
 BATCHES = ((32, EARLY), (8, EARLY), (32, WHILE_STALLED))
@@ -178,7 +178,7 @@ class BucketSearch:
     Attributes:
         problem: With the groups of this variant; ids are those of the problem asked about.
         moved: Names of the collectives on a second communicator.
-        order: That candidates start from: the original one, or one that fits. windows: of it.
+        order: That candidates start from: the original one, or one that fits.
         keys: Of all that may be bucketed.
     """
 
@@ -189,9 +189,8 @@ class BucketSearch:
         self.problem = apply(asked.problem, streams, asked.prices) if streams else asked.problem
         self.keys = keys_of(self.problem, asked.alike, asked.ops)
         self.time_us = batch_time(self.problem, asked.prices)
-        self._host_us, self._places = host_times(self.problem), places_of(self.problem)
+        self._places = places_of(self.problem)
         self.order = asked.fits or self.problem.original_order
-        self.windows = windows_of(self.problem, self.order)
 
     def run(self, form: Form | None) -> None:
         """Try all; ``form``: of buckets, ``None``: none are tried."""
@@ -199,14 +198,10 @@ class BucketSearch:
             self._try("reductions", (), None, self.order)
         if form is None:
             return
-        state, too_large = self.asked.state, math.inf
+        windows = windows_of(self.problem, self.order)
         for cap in PLANS.caps:
-            if cap >= too_large:  # what does not fit before anything is moved, fits no better in larger buckets
-                continue
-            groups = neighbours(self.problem, self.order, self.keys, self.time_us, cap, self.windows)
-            taken = self._try(f"buckets of up to {cap} latencies", groups, form, self.order)
-            if not taken and state.trials and state.trials[-1].over_bytes > 0:
-                too_large = cap
+            groups = neighbours(self.problem, self.order, self.keys, self.time_us, cap, windows)
+            self._try(f"buckets of up to {cap} latencies", groups, form, self.order)
         self._try_batches(form)
 
     def rewrites(self, groups: Sequence[Sequence[NodeId]], form: Form | None) -> tuple[Rewrite, ...]:
@@ -218,22 +213,6 @@ class BucketSearch:
         names = [bucket.name for bucket in buckets if bucket.members[0] in self.moved]
         names += [nodes[v].name for v in self.problem.collectives if nodes[v].name in self.moved - inside]
         return (*buckets, *map(Stream, names))
-
-    def least_us(self, groups: Sequence[Sequence[NodeId]]) -> float:
-        """Return a bound on the step with these buckets: all compute, or the busiest stream."""
-        saved_us = sum(self._host_us.get(v, 0.0) for ids in groups if len(ids) > 1 for v in ids)
-        return max(sum(self.problem.compute_us) - saved_us, *self._busy_us(groups).values())
-
-    def _busy_us(self, groups: Sequence[Sequence[NodeId]]) -> dict[str, float]:
-        nodes, busy = self.problem.nodes, dict.fromkeys(self.problem.groups, 0.0)
-        inside = {v for ids in groups for v in ids}
-        for v in self.problem.collectives:
-            if v not in inside:
-                busy[nodes[v].group or ""] += nodes[v].time_us
-        for ids in groups:
-            key = self.keys[ids[0]]
-            busy[key.group] += self.time_us(key, sum(nodes[v].bytes for v in ids))
-        return busy
 
     def _try_batches(self, form: Form) -> None:
         state = self.asked.state
@@ -249,16 +228,8 @@ class BucketSearch:
                 groups = [batch.members for batch in streams.batches if batch.key is not None]
                 self._try(f"what waits goes together, up to {cap} latencies", groups, form, run.made.order)
 
-    def _try(self, what: str, groups: Sequence[Sequence[NodeId]], form: Form | None, order: Order) -> bool:
-        """Try them unless the busiest stream alone takes too long; tell whether it is the best now."""
-        what += " on two streams" if self.moved else ""
-        rewrites, least_us = self.rewrites(groups, form), self.least_us(groups)
-        if least_us < self.asked.state.best_us:
-            return self.asked.attempt(what, rewrites, order)
-        if self.asked.state.is_new(rewrites, order):
-            why_not = f"its busiest stream alone takes {least_us:.0f} us"
-            self.asked.state.note(Trial(what, (*self.asked.done, *rewrites), why_not=why_not))
-        return False
+    def _try(self, what: str, groups: Sequence[Sequence[NodeId]], form: Form | None, order: Order) -> None:
+        self.asked.attempt(f"{what} on two streams" if self.moved else what, self.rewrites(groups, form), order)
 
 
 class Windows(NamedTuple):

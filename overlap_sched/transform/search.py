@@ -167,7 +167,6 @@ class Trial:
         start: The order of the problem as it was that it started from; empty where nothing was scheduled.
         problem, order: The rewritten problem, and the order found; ``None`` and empty without one.
         why_not: Why it was not taken, in words; ``""``: it was, for the moment.
-        over_bytes: By how much it was above the budget before anything was moved; 0: it was not, or was not looked at.
         work: What it took.
         policies: Those that have found it and what was the best before it, the last first.
     """
@@ -179,7 +178,6 @@ class Trial:
     problem: Problem | None = None
     order: Order = ()
     why_not: str = ""
-    over_bytes: int = 0
     work: Work = NO_WORK
     policies: tuple[Policy, ...] = ()
 
@@ -309,8 +307,7 @@ class RewriteSearch:
         live_ranges = LiveRanges(problem)
         over_bytes = int(live_ranges.profile(problem.original_order).max()) - self.budget_bytes
         if over_bytes > 0:
-            why_not = f"{over_bytes:,} bytes above the budget before anything is moved"
-            return replace(trial, why_not=why_not, over_bytes=over_bytes)
+            return replace(trial, why_not=f"{over_bytes:,} bytes above the budget before anything is moved")
         start = tuple(order) if self.whole is None else order_as_it_was(self.whole, self.problem, order)
         reference, beat_us = Reference(problem, problem.original_order, live_ranges), self.state.best_us
         runs = run_policies(reference, self.budget_bytes, Candidate((), beat_us, 0), self.state.policies)

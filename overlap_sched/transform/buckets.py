@@ -200,9 +200,25 @@ class BucketSearch:
             return
         windows = windows_of(self.problem, self.order)
         for cap in PLANS.caps:
-            groups = neighbours(self.problem, self.order, self.keys, self.time_us, cap, windows)
-            self._try(f"buckets of up to {cap} latencies", groups, form, self.order)
+            self._try(f"buckets of up to {cap} latencies", self._neighbours(cap, windows), form, self.order)
         self._try_batches(form)
+
+    def _neighbours(self, latencies: float, windows: "Windows") -> list[list[NodeId]]:
+        """Return all collectives that have a key, in buckets of one or more, each in the order given."""
+        open_buckets, buckets = dict[Key, list[NodeId]](), list[list[NodeId]]()
+        held, used = dict[Key, int](), dict[Key, Position]()
+        for v in (v for v in self.order if v in self.keys):
+            key, nbytes = self.keys[v], self.problem.nodes[v].bytes
+            cap_us = latencies * self.time_us(key, PLANS.small_bytes)
+            if key in held and windows.ready[v] < used[key] and self.time_us(key, held[key] + nbytes) <= cap_us:
+                open_buckets[key].append(v)
+                held[key] += nbytes
+                used[key] = min(used[key], windows.first_use[v])
+            else:
+                open_buckets[key] = [v]
+                buckets.append(open_buckets[key])
+                held[key], used[key] = nbytes, windows.first_use[v]
+        return buckets
 
     def rewrites(self, groups: Sequence[Sequence[NodeId]], form: Form | None) -> tuple[Rewrite, ...]:
         """Return buckets of the groups of several; then what moves to the second communicator."""
@@ -262,44 +278,6 @@ def windows_of(problem: Problem, order: Order) -> Windows:
         users = (u for w in waits for u in problem.successors[w] if nodes[u].kind is not Kind.OUTPUT)
         first_use[v] = min((position[u] for u in users), default=len(order))
     return Windows(ready, first_use)
-
-
-def neighbours(
-    problem: Problem,
-    order: Sequence[int],
-    keys: Mapping[NodeId, Key],
-    time_us: BatchTime,
-    latencies: float,
-    windows: Windows,
-) -> list[list[NodeId]]:
-    """Return all collectives that have a key, in buckets of one or more, each in the order given.
-
-    Args:
-        problem: What they are of.
-        order: A valid order.
-        keys: Of the collectives that may go together.
-        time_us: Of a bucket.
-        latencies: The cap, in latencies of its key.
-        windows: Of the order.
-    """
-    open_buckets: dict[Key, list[NodeId]] = {}
-    buckets: list[list[NodeId]] = []
-    held: dict[Key, int] = {}
-    used: dict[Key, Position] = {}
-    for v in order:
-        if v not in keys:
-            continue
-        key, nbytes = keys[v], problem.nodes[v].bytes
-        cap_us = latencies * time_us(key, PLANS.small_bytes)
-        if key in open_buckets and windows.ready[v] < used[key] and time_us(key, held[key] + nbytes) <= cap_us:
-            open_buckets[key].append(v)
-            held[key] += nbytes
-            used[key] = min(used[key], windows.first_use[v])
-        else:
-            open_buckets[key] = [v]
-            buckets.append(open_buckets[key])
-            held[key], used[key] = nbytes, windows.first_use[v]
-    return buckets
 
 
 @dataclass

@@ -161,7 +161,9 @@ class JobGraphs:
         try:
             found = halve_backward(problem, check_input_gradient(problem, node, nbytes))
         except ValueError as error:
-            raise ValueError(f"{node!r:.40}: {error}. Name what makes the gradient of the input{offer(names)}") from None
+            raise ValueError(
+                f"{node!r:.40}: {error}. Name what makes the gradient of the input{offer(names)}"
+            ) from None
         named = zip(HALVES, found, strict=True)
         one, two = (self._block(f"{source.name} {of} ({node})", half, parameter_bytes) for of, half in named)
         return one, two

@@ -16,7 +16,7 @@ from collections.abc import Set
 from dataclasses import replace
 
 from overlap_sched.peak_memory.cut import INF, SINK, SOURCE, Room, add_arc, maximum_flow
-from overlap_sched.problem import OF_HOST, TIMED, Kind, Node, NodeId, Problem, StorageId
+from overlap_sched.problem import OF_HOST, Kind, Node, NodeId, Problem, StorageId
 from overlap_sched.problem.parts import cut_problem
 from overlap_sched.problem.precedence import find_reachable
 from overlap_sched.transform.apply import refusal, writes
@@ -57,7 +57,8 @@ def find_input_gradients(problem: Problem, nbytes: int) -> list[NodeId]:
     Of what the graph returns, where any of it has that size; else those behind which nothing has it.
     """
     returned = {s for node in problem.nodes if node.kind is Kind.OUTPUT for s in node.use}
-    sized = [v for v, node in enumerate(problem.nodes) if node.kind in TIMED and _result_bytes(problem, v) == nbytes]
+    made = [v for v, node in enumerate(problem.nodes) if node.alloc and node.kind is not Kind.INPUT]
+    sized = [v for v in made if _result_bytes(problem, v) == nbytes]
     found = [v for v in sized if not returned.isdisjoint(problem.nodes[v].alloc)] or sized
     passed, last = set[NodeId](), list[tuple[float, NodeId]]()
     for v in reversed(found):

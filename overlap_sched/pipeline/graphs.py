@@ -157,16 +157,19 @@ class JobGraphs:
         if not node and len(names) != 1:
             self.offered |= {source.name: names} if names else {}
             return None
-        node = node or names[0]
+        chosen = node or names[0]
         try:
-            found = halve_backward(problem, check_input_gradient(problem, node, nbytes))
+            found = halve_backward(problem, check_input_gradient(problem, chosen, nbytes))
         except ValueError as error:
-            raise ValueError(
-                f"{node!r:.40}: {error}. Name what makes the gradient of the input{offer(names)}"
-            ) from None
-        named = zip(HALVES, found, strict=True)
-        one, two = (self._block(f"{source.name} {of} ({node})", half, parameter_bytes) for of, half in named)
-        return one, two
+            if not node:
+                return None
+            named = f"Name what makes the gradient of the input{offer(names)}"
+            raise ValueError(f"{node!r:.40}: {error}. {named}") from None
+        first, second = (
+            self._block(f"{source.name} {which} ({chosen})", half, parameter_bytes)
+            for which, half in zip(HALVES, found, strict=True)
+        )
+        return first, second
 
     def _block(self, name: str, problem: Problem, parameter_bytes: int | None) -> GraphBlock:
         if (name, parameter_bytes) not in self._blocks:

@@ -28,15 +28,16 @@ def halve_backward(problem: Problem, last: NodeId) -> tuple[Problem, Problem]:
     """I and W, each in the order of the whole.
 
     Args:
-        problem: Of one output, which is its last node.
+        problem: Of one output at most, its last node.
         last: Makes the gradient of the input. I returns it; W holds it only where it reads it.
 
     Raises:
         ValueError: Nothing is left for W.
     """
     nodes, sent = problem.nodes, result_of(problem, last)
-    end = nodes[-1]._replace(use=tuple(s for s in nodes[-1].use if s not in sent))
-    problem = replace(problem, nodes=(*nodes[:-1], end))
+    if nodes[-1].kind is Kind.OUTPUT:
+        end = nodes[-1]._replace(use=tuple(s for s in nodes[-1].use if s not in sent))
+        problem = replace(problem, nodes=(*nodes[:-1], end))
     needed = {last} | find_reachable([last], problem.predecessors.__getitem__)
     needed.update(v for v, node in enumerate(nodes) if node.kind is Kind.INPUT)
     cheap, early = _movable_nodes(problem, needed)

@@ -18,6 +18,8 @@ from overlap_sched.problem.precedence import find_reachable
 
 INF = 2**62
 SOURCE, SINK = 0, 1
+Room = list[dict[int, int]]
+"""Per vertex and neighbour, what may still flow there."""
 
 
 def least_live(graph: MemoryGraph, v: int) -> int:
@@ -27,12 +29,7 @@ def least_live(graph: MemoryGraph, v: int) -> int:
         return at_ends
     sides = dict.fromkeys(find_reachable([v], graph.after.__getitem__) | {v}, SINK)
     sides = dict.fromkeys((*graph.first, *find_reachable([v], graph.before.__getitem__)), SOURCE) | sides
-    room: list[dict[int, int]] = [{}, {}]  # per vertex and neighbour, what may still flow there
-
-    def arc(a: int, b: int, capacity: int) -> None:
-        room[a][b] = room[a].get(b, 0) + capacity
-        room[b].setdefault(a, 0)
-
+    room: Room = [{}, {}]
     for u in range(len(graph.touches)):
         if u not in sides:
             sides[u] = len(room)
@@ -40,7 +37,7 @@ def least_live(graph: MemoryGraph, v: int) -> int:
     for u, at in sides.items():
         for w in graph.before[u] if at > SINK else ():
             if sides[w] > SINK:
-                arc(at, sides[w], INF)
+                add_arc(room, at, sides[w], INF)
     live = 0
     for size, touchers, given, stays in zip(graph.size, graph.touchers, graph.from_start, graph.to_end, strict=True):
         if not touchers or not size:
@@ -50,17 +47,23 @@ def least_live(graph: MemoryGraph, v: int) -> int:
         if start == SOURCE and SINK in users:
             live += size
         elif SINK in users:
-            arc(start, SINK, size)
+            add_arc(room, start, SINK, size)
         elif users:
             room.append({})
-            arc(start, len(room) - 1, size)
+            add_arc(room, start, len(room) - 1, size)
             for at in sorted(users):
-                arc(len(room) - 1, at, INF)
-    return max(at_ends, live + _maximum_flow(room))
+                add_arc(room, len(room) - 1, at, INF)
+    return max(at_ends, live + maximum_flow(room))
 
 
-def _maximum_flow(room: list[dict[int, int]]) -> int:
-    """From source to sink."""
+def add_arc(room: Room, a: int, b: int, capacity: int) -> None:
+    """Let more flow from a vertex to another."""
+    room[a][b] = room[a].get(b, 0) + capacity
+    room[b].setdefault(a, 0)
+
+
+def maximum_flow(room: Room) -> int:
+    """Return the flow from source to sink; ``room`` is afterwards what is left of it."""
     flow = 0
     while True:
         level, queue = {SOURCE: 0}, [SOURCE]

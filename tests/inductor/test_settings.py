@@ -7,9 +7,9 @@ import torch
 
 import overlap_sched
 from overlap_sched.cost import H100, Roofline
-from overlap_sched.cost.cluster import read_cluster, shipped_clusters
+from overlap_sched.cost.cluster import ASSUMED, read_cluster, shipped_clusters
 from overlap_sched.inductor.caches import settings_key
-from overlap_sched.inductor.settings import NODES, Settings, cluster_here
+from overlap_sched.inductor.settings import Settings, cluster_here
 from overlap_sched.problem import Group, Kind, Problem
 from tests.inductor.conftest import compiled_step
 
@@ -36,7 +36,9 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch):
         ("NVIDIA H100 PCIe", None),
         ("NVIDIA H100 NVL", None),
         ("NVIDIA A100-PCIE-40GB", None),
-        ("NVIDIA GB200", None),
+        ("NVIDIA H800", "dgx-h800"),
+        ("NVIDIA GB200", "gb200-nvl72"),
+        ("NVIDIA H800 PCIe", None),
         ("Tesla V100-SXM2-16GB", None),
     ],
 )
@@ -49,7 +51,8 @@ def test_by_the_name_of_the_gpu(on_gpu, gpu: str, cluster: str | None) -> None:
 
 
 def test_all_of_them_are_shipped() -> None:
-    assert set(NODES.values()) < set(shipped_clusters())
+    assert set(ASSUMED.values()) < set(shipped_clusters())
+    assert all(read_cluster(name).device.name == device for device, name in ASSUMED.items())
 
 
 def test_cuda_is_not_started_for_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,12 +36,15 @@ class PipelineCommand(InputLimits):
     job: Annotated[str, Flag(positional=True, file="in")]
     """JOB.toml: a pipelined job: its stages, ranks, micro-batches, links and memory limits"""
     schedules: str = ""
-    """NAMES: compare these, joined by commas: gpipe, 1f1b, interleaved:V (V stages per rank), zb-h1, zbv, v-min,
-    v-half, v-zb, dualpipe, dualpipev (default: all that the job can have)"""
+    """NAMES: compare these, joined by commas: gpipe, 1f1b, interleaved:V (V stages per rank), interleaved-zb:V, zb-h1,
+    zbv, v-min, v-half, v-zb, waves, dualpipe, dualpipev (default: all that the job can have)"""
     find: Annotated[int | None, Flag(const=1)] = None
     """EFFORT: also search for the shortest schedule within the memory limits, with the stages of the file joined and
     recomputed as it suits; more is tried with an effort above 1; small jobs are solved exactly where OR-tools is
     installed"""
+    post_validation: bool = False
+    """have --find shorten the time of the longest rank from its first action to its last, not the step: with post-
+    validation of optimizer steps (arXiv 2401.10241) no rank waits for the others"""
     order_graphs: Annotated[str | None, Flag(const=LEFT)] = None
     """HEADROOM: order the graphs that the job names before they are measured, and interleave those that run together,
     with so much memory above their peaks (0, 1GiB, 5%; default: what the memory limits leave)"""
@@ -69,6 +72,8 @@ class PipelineCommand(InputLimits):
             (self.find is not None and self.find < 1, f"--find {self.find}: an effort is 1 or more."),
             (self.schedule == FOUND and self.find is None,
              f"--schedule {FOUND} is what --find finds: give --find, too."),
+            (self.post_validation and self.find is None,
+             "--post-validation says what --find aims at: give --find, too."),
         )  # fmt: skip
         if self.order_graphs not in (None, LEFT):
             Options(headroom=self.order_graphs or "")
@@ -143,7 +148,7 @@ def _planner(command: PipelineCommand, tell: Callable[[str], None]) -> Callable[
         return graphs_in(headroom).with_pairs(change.linked(job), tell)
 
     def search(job: PipelineJob) -> FoundPipeline | None:
-        return None if command.find is None else find_pipeline(job, command.find, tell)
+        return None if command.find is None else find_pipeline(job, command.find, tell, command.post_validation)
 
     def plan(change: compare.ChangedJob) -> _Planned:
         headroom = 0 if command.order_graphs == LEFT else command.order_graphs
@@ -162,7 +167,7 @@ def _planner(command: PipelineCommand, tell: Callable[[str], None]) -> Callable[
             )
             more = search(again(room)) if found is not None and (room := compare.left_bytes(found.plan)) else None
             if found is not None and more is not None:  # graphs ordered in what was left: the shorter of both
-                best = min(found, more, key=lambda one: one.plan.replay.step_us)
+                best = min(found, more, key=lambda one: one.aim_us)
                 bounds = {key: min(getattr(found, key), getattr(more, key)) for key in ("bound_us", "any_cut_us")}
                 found = replace(best, **bounds)
         return _Planned(job, graphs, planned, cannot, found)

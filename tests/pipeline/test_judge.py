@@ -230,7 +230,9 @@ def test_one_micro_batch_at_a_time_waits_for_the_way_there_and_back() -> None:
     job = uniform(2, 3, saved=4)
     assert pipeline_bound_us(job) == 3 * 3.0 + 1.0
     assert limited_bound_us(replace(job, memory_limit_bytes=(8, 8))) == 10.0
-    assert limited_bound_us(replace(job, memory_limit_bytes=(7, 8))) == 3 * 4.0 + 1.0  # F F I I, and W of the last
+    assert (
+        limited_bound_us(replace(job, memory_limit_bytes=(7, 8))) == 3 * 5.0
+    )  # F F I I W: what is kept leaves no room
     assert limited_bound_us(replace(job, memory_limit_bytes=(3, 8))) == float("inf")
 
 

@@ -16,7 +16,7 @@ from overlap_sched.pipeline.exact import exact_pipeline, solvable
 from overlap_sched.pipeline.greedy import POLICIES, PipelinePolicy, ScheduleSearch, greedy_schedule
 from overlap_sched.pipeline.improve import improve_schedule
 from overlap_sched.pipeline.job import PipelineBlock, PipelineJob, PipelineLink, PipelineStage
-from overlap_sched.pipeline.judge import pipeline_bound_us, violation
+from overlap_sched.pipeline.judge import limited_bound_us, pipeline_bound_us, violation
 from overlap_sched.pipeline.layout import FOLDED, MIRRORED, ONE_EACH, Cut, StageLayout
 from overlap_sched.pipeline.named import NAMED, lay_out_named
 from overlap_sched.pipeline.replay import PipelineClock, with_updates
@@ -140,6 +140,23 @@ def test_the_exact_solver_finds_the_optimum(seed: int) -> None:
         assert 0.8 * best <= bound_us <= best  # below it where idling on purpose would help
         if schedule is not None and fits(job, schedule):
             assert measure_pipeline(job, schedule).step_us >= best
+
+
+@pytest.mark.slow
+def test_nothing_that_the_solver_finds_is_below_the_bound_within_limits() -> None:
+    """More micro-batches than can be enumerated; one stage per rank or two."""
+    pytest.importorskip("ortools", reason="ortools is not installed")
+    rng, sharper = random.Random(3), 0
+    for _ in range(40):
+        job = uneven(rng.randint(1, 3), rng.randint(2, 4), rng.randint(1, 2), rng)
+        job = job if len(job.stages) == job.ranks else rng.choice((FOLDED, TWO)).put(job)
+        needs = [sum(job.stages[s].saved_bytes + job.stages[s].static_bytes + 8 for s in own) for own in job.stages_of]
+        job = replace(job, memory_limit_bytes=tuple(need + rng.randint(0, 20) for need in needs))
+        schedule, _ = exact_pipeline(job, None, float("inf"), 0.5)
+        if schedule is not None and fits(job, schedule):
+            assert limited_bound_us(job) <= measure_pipeline(job, schedule).step_us + 1e-6
+            sharper += limited_bound_us(job) > pipeline_bound_us(job)
+    assert sharper >= 10
 
 
 def test_what_cannot_fit_is_proved_and_what_is_not_solved() -> None:

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from overlap_sched.cli.flags import SCHEDULING, Flag, limit_bytes, refuse, whole_number
 from overlap_sched.errors import OptionsError
 from overlap_sched.options import Options
+from overlap_sched.pipeline.csv_file import CsvFormat
 from overlap_sched.problem import MemoryModel
 from overlap_sched.problem.contention import Contention
 from overlap_sched.problem.file import DEFAULT_LIMITS, Limits
@@ -19,6 +20,8 @@ from overlap_sched.problem.precedence import Preserve
 from overlap_sched.problem.sizes import parse_size, show_number, size_bytes
 
 _MAX_RANKS = 2**31 - 1
+LEFT = "left"
+"""As a headroom: what memory limits leave."""
 _GROUP = "NAME=SIZE or NAME=RANK,RANK,..."
 _SIZE = "a size with a unit: 64GiB"
 MAX_EFFORT, MAX_ALIGN_BYTES = 30, 2**40
@@ -383,6 +386,52 @@ class CalibrateCommand:
     """of the grid's matrix products"""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """what is measured (default: a GPU for each process with NCCL, else the CPU with gloo)"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineCommand(InputLimits):
+    """Compare schedules."""
+
+    job: Annotated[str, Flag(positional=True, file="in")]
+    """JOB.toml: a pipelined job: its stages, ranks, micro-batches, links and memory limits"""
+    schedules: str = ""
+    """NAMES: compare these, joined by commas: gpipe, 1f1b, interleaved:V (V stages per rank), interleaved-zb:V, zb-h1,
+    zbv, v-min, v-half, v-zb, waves, dualpipe, dualpipev (default: all that the job can have)"""
+    find: Annotated[int | None, Flag(const=1)] = None
+    """EFFORT: also search for the shortest schedule within the memory limits, with the stages of the file joined and
+    recomputed as it suits; more is tried with an effort above 1; small jobs are solved exactly where OR-tools is
+    installed"""
+    post_validation: bool = False
+    """have --find shorten the time of the longest rank from its first action to its last, not the step: with post-
+    validation of optimizer steps (arXiv 2401.10241) no rank waits for the others"""
+    order_graphs: Annotated[str | None, Flag(const=LEFT)] = None
+    """HEADROOM: order the graphs that the job names before they are measured, and interleave those that run together,
+    with so much memory above their peaks (0, 1GiB, 5%; default: what the memory limits leave)"""
+    vary: Annotated[tuple[str, ...], Flag(many=True)] = ()
+    """WHAT=VALUES: also the best schedule for other micro_batches or ranks (8,16,32) or for links between stages of
+    another bandwidth (a factor: 0.5,1,2); all combinations are tried"""
+    csv: Annotated[str | None, Flag(file="out")] = None
+    """OUT.csv: write one schedule as torch.distributed.pipelining reads it (_load_csv)"""
+    schedule: str = ""
+    """NAME: the schedule that --csv writes"""
+    csv_format: CsvFormat = "compute_only"
+    """of --csv: compute alone, to which torch adds sends and receives (default); with them; or with them and the waits
+    that torch 2.15 asks for"""
+    html: Annotated[str | None, Flag(file="out")] = None
+    """OUT.html: write one HTML file with a picture of each schedule: ranks by time, and memory"""
+    json: bool = False
+    """print the figures as one JSON object (`overlap-sched schema pipeline`)"""
+    given: str = ""
+
+    def __post_init__(self) -> None:
+        near = f" Did you mean --schedules {self.schedule}, which compares?" if self.schedule else ""
+        refuse(
+            (bool(self.csv) != bool(self.schedule),
+             f"--csv writes one schedule: give both --csv OUT.csv and --schedule NAME.{near}"),
+            (self.find is not None and self.find < 1, f"--find {self.find}: an effort is 1 or more."),
+        )  # fmt: skip
+        if self.order_graphs not in (None, LEFT):
+            Options(headroom=self.order_graphs or "")
 
 
 @dataclass(frozen=True)

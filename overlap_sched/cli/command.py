@@ -16,6 +16,7 @@ from importlib import import_module
 from typing import Any
 
 from overlap_sched import __version__
+from overlap_sched.cli import arguments as of_commands
 from overlap_sched.cli.flags import EXIT_CODES, NO_DIFF, Parser, check_files, parse, parser_of
 from overlap_sched.errors import OverlapSchedError, OverlapSchedWarning, VerificationError
 
@@ -39,7 +40,6 @@ GONE_COMMANDS = {
 }
 """Commands that there were once, and what to do instead."""
 _MODULES = dict.fromkeys(("explain", "report", "schema", "demo"), "plan")
-_ARGUMENTS = {"pipeline": "pipeline"}
 FELL_BACK, BAD_INPUT, BUG, INTERRUPTED, BROKEN_PIPE = 1, 2, 70, 130, 141
 
 
@@ -109,7 +109,7 @@ def command_parser(name: str) -> Parser:
 
 def _arguments_of(name: str) -> Any:
     """Return the dataclass of a command's arguments."""
-    return getattr(import_module(f"overlap_sched.cli.{_ARGUMENTS.get(name, 'arguments')}"), f"{name.title()}Command")
+    return getattr(of_commands, f"{name.title()}Command")
 
 
 def _run(name: str, arguments: Sequence[str]) -> int:

@@ -1,20 +1,19 @@
 """``overlap-sched pipeline``: its options, and what it answers."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 from rich.console import RenderableType
 
-from overlap_sched.cli.arguments import Input, InputLimits
-from overlap_sched.cli.flags import Flag, refuse
-from overlap_sched.cli.input import is_dump, load
+from overlap_sched.cli.arguments import LEFT, Input, PipelineCommand
+from overlap_sched.cli.input import Printed, Tell, is_dump, load
 from overlap_sched.errors import OptionsError, PipelineError
 from overlap_sched.options import Options
 from overlap_sched.pipeline import compare
 from overlap_sched.pipeline.best import FOUND, FoundPipeline, find_pipeline
-from overlap_sched.pipeline.csv_file import CsvFormat, schedule_csv
+from overlap_sched.pipeline.csv_file import schedule_csv
 from overlap_sched.pipeline.graphs import GraphSource, JobGraphs
 from overlap_sched.pipeline.job import PipelineJob
 from overlap_sched.pipeline.job_file import read_job
@@ -25,65 +24,16 @@ from overlap_sched.report.files import write_file
 from overlap_sched.report.units import count, printable
 from overlap_sched.scheduler.driver import schedule
 
-LEFT = "left"
-"""As a headroom: what memory limits leave."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class PipelineCommand(InputLimits):
-    """Compare schedules."""
-
-    job: Annotated[str, Flag(positional=True, file="in")]
-    """JOB.toml: a pipelined job: its stages, ranks, micro-batches, links and memory limits"""
-    schedules: str = ""
-    """NAMES: compare these, joined by commas: gpipe, 1f1b, interleaved:V (V stages per rank), interleaved-zb:V, zb-h1,
-    zbv, v-min, v-half, v-zb, waves, dualpipe, dualpipev (default: all that the job can have)"""
-    find: Annotated[int | None, Flag(const=1)] = None
-    """EFFORT: also search for the shortest schedule within the memory limits, with the stages of the file joined and
-    recomputed as it suits; more is tried with an effort above 1; small jobs are solved exactly where OR-tools is
-    installed"""
-    post_validation: bool = False
-    """have --find shorten the time of the longest rank from its first action to its last, not the step: with post-
-    validation of optimizer steps (arXiv 2401.10241) no rank waits for the others"""
-    order_graphs: Annotated[str | None, Flag(const=LEFT)] = None
-    """HEADROOM: order the graphs that the job names before they are measured, and interleave those that run together,
-    with so much memory above their peaks (0, 1GiB, 5%; default: what the memory limits leave)"""
-    vary: Annotated[tuple[str, ...], Flag(many=True)] = ()
-    """WHAT=VALUES: also the best schedule for other micro_batches or ranks (8,16,32) or for links between stages of
-    another bandwidth (a factor: 0.5,1,2); all combinations are tried"""
-    csv: Annotated[str | None, Flag(file="out")] = None
-    """OUT.csv: write one schedule as torch.distributed.pipelining reads it (_load_csv)"""
-    schedule: str = ""
-    """NAME: the schedule that --csv writes"""
-    csv_format: CsvFormat = "compute_only"
-    """of --csv: compute alone, to which torch adds sends and receives (default); with them; or with them and the waits
-    that torch 2.15 asks for"""
-    html: Annotated[str | None, Flag(file="out")] = None
-    """OUT.html: write one HTML file with a picture of each schedule: ranks by time, and memory"""
-    json: bool = False
-    """print the figures as one JSON object (`overlap-sched schema pipeline`)"""
-    given: str = ""
-
-    def __post_init__(self) -> None:
-        near = f" Did you mean --schedules {self.schedule}, which compares?" if self.schedule else ""
-        refuse(
-            (bool(self.csv) != bool(self.schedule),
-             f"--csv writes one schedule: give both --csv OUT.csv and --schedule NAME.{near}"),
-            (self.find is not None and self.find < 1, f"--find {self.find}: an effort is 1 or more."),
-            (self.schedule == FOUND and self.find is None,
-             f"--schedule {FOUND} is what --find finds: give --find, too."),
-            (self.post_validation and self.find is None,
-             "--post-validation says what --find aims at: give --find, too."),
-        )  # fmt: skip
-        if self.order_graphs not in (None, LEFT):
-            Options(headroom=self.order_graphs or "")
-        for name in (*_split(self.schedules), *_split("" if self.schedule == FOUND else self.schedule)):
-            compare.named(name)
-        compare.read_changes(self.vary)
-
-
-def run_pipeline(command: PipelineCommand, tell: Callable[[str], None]) -> tuple[str | tuple[RenderableType, ...], int]:
+def run_pipeline(command: PipelineCommand, tell: Tell) -> Printed:
     """Plan the schedules; what to print: JSON, or tables and notes."""
+    if command.schedule == FOUND and command.find is None:
+        raise OptionsError(f"--schedule {FOUND} is what --find finds: give --find, too.")
+    if command.post_validation and command.find is None:
+        raise OptionsError("--post-validation says what --find aims at: give --find, too.")
+    changes = compare.read_changes(command.vary)
+    for name in (*_split(command.schedules), *_split("" if command.schedule == FOUND else command.schedule)):
+        compare.named(name)
     plan = _planner(command, tell)
     one = plan(compare.ChangedJob())
     if one.found is None:
@@ -91,7 +41,7 @@ def run_pipeline(command: PipelineCommand, tell: Callable[[str], None]) -> tuple
             _check_fits(one, command.find is not None)
         if command.schedule == FOUND:
             raise PipelineError(f"{one.job.name}: nothing was found that fits. Raise memory_limit, or --find's effort.")
-    varied = [(change, plan(change).planned) for change in compare.read_changes(command.vary)]
+    varied = [(change, plan(change).planned) for change in changes]
     if command.csv:
         _write_csv(command.csv, command, one)
     if command.html:
@@ -124,7 +74,7 @@ class _Planned(NamedTuple):
         return self.named if self.found is None else (*self.named, self.found.plan)
 
 
-def _planner(command: PipelineCommand, tell: Callable[[str], None]) -> Callable[[compare.ChangedJob], _Planned]:
+def _planner(command: PipelineCommand, tell: Tell) -> Callable[[compare.ChangedJob], _Planned]:
     """Return what plans the job as it is and changed; graphs and jobs are read once for each headroom."""
 
     @cache

@@ -24,40 +24,11 @@ import torch
 from torch import fx
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
+from overlap_sched.dump import inputs, values
 from overlap_sched.dump.graph import Literals, build_graph
 from overlap_sched.dump.groups import DumpGroup, given_groups, group_uses, resolve_groups, stand_ins, written_groups
-from overlap_sched.dump.inputs import (
-    Asserted,
-    Contradiction,
-    Input,
-    InputMaker,
-    SizeInput,
-    Within,
-    backed,
-    check_sizes,
-    contradictions,
-    is_unbacked,
-    make_attribute,
-    note_on,
-    read_attributes,
-    read_inputs,
-    splits_of,
-    symbols_of,
-    uneven,
-    without_hints,
-)
 from overlap_sched.dump.source import DumpSource, listed, one_step, read_source
-from overlap_sched.dump.values import (
-    FALLBACK_SIZE,
-    MisfitError,
-    Opaque,
-    Results,
-    Values,
-    annotated,
-    depends_on_symbols,
-    fake_execution,
-    tensors_in,
-)
+from overlap_sched.dump.values import Opaque, Values, annotated
 from overlap_sched.errors import DumpError
 from overlap_sched.fx.calls import GROUPS_KEY
 from overlap_sched.fx.sizes import SIZES_KEY
@@ -105,11 +76,11 @@ class ParsedDump:
         uses = group_uses(self.graphs)
         self.groups = resolve_groups(path, uses, given, written_groups(path, literal), self.notes)
         self.asked_by_name = {use.name: self.groups[use.name] for use in uses if use.looks_up}
-        self.attributes = read_attributes(path, source.attributes)
-        self.inputs = read_inputs(path, source.load_args)
-        names = symbols_of(source.symbols, self.inputs, self.graphs)
-        check_sizes(path, sizes, names, [node.name for one in self.graphs for node in one.graph.nodes])
-        self.symbols = [name for name in names if is_unbacked(name)]
+        self.attributes = inputs.read_attributes(path, source.attributes)
+        self.inputs = inputs.read_inputs(path, source.load_args)
+        names = inputs.symbols_of(source.symbols, self.inputs, self.graphs)
+        inputs.check_sizes(path, sizes, names, [node.name for one in self.graphs for node in one.graph.nodes])
+        self.symbols = [name for name in names if inputs.is_unbacked(name)]
         self.placeholders = [node for node in self.nodes if node.op == "placeholder"]
         annotated_only = not source.load_args and any(n.name in self.parsed.annotations for n in self.placeholders)
         if not annotated_only and len(self.inputs.inputs) != len(self.placeholders):
@@ -139,13 +110,13 @@ class Attempt(Values):
     def __init__(
         self,
         dump: ParsedDump,
-        results: Results,
+        results: values.Results,
         limits: Limits = DEFAULT_LIMITS,
         *,
         default: int | None = None,
         strict: bool = False,
         balanced: bool = False,
-        within: Within = "middle",
+        within: inputs.Within = "middle",
     ) -> None:
         super().__init__(dump.graphs, dump.groups, results, limits.nodes, strict)
         self.dump = dump
@@ -156,14 +127,14 @@ class Attempt(Values):
         self._sizing = False
         self._attributes: dict[str, Any] = {}
         self._splits: dict[str, int] = {}
-        inputs, hints = dump.inputs, dump.hints
+        given, hints = dump.inputs, dump.hints
         if balanced:
-            splits = splits_of(dump.nodes)
+            splits = inputs.splits_of(dump.nodes)
             self._splits = {node.name: count for node, count in splits.items()}
-            inputs, hints = without_hints(inputs, dump.placeholders, splits), backed(hints)
-        self._maker = InputMaker(dump.path, inputs, {**hints, **dump.sizes}, self.size)
+            given, hints = inputs.without_hints(given, dump.placeholders, splits), inputs.backed(hints)
+        self._maker = inputs.InputMaker(dump.path, given, {**hints, **dump.sizes}, self.size)
         self.printed_size = self._maker.size_of
-        self._inputs: dict[fx.Node, Input] = dict(zip(dump.placeholders, inputs.inputs, strict=False))
+        self._inputs: dict[fx.Node, inputs.Input] = dict(zip(dump.placeholders, given.inputs, strict=False))
         self.notes.update(dump.notes)
         if self._maker.matched:
             self.notes["symbols that the file does not define, taken from its inputs' integers, in order"] = None
@@ -181,16 +152,16 @@ class Attempt(Values):
         self.write_meta()
         return _LazyGraphModule(self._attributes, self.dump.parsed.graph, class_name="Repro")
 
-    def contradictions(self) -> list[Contradiction]:
+    def contradictions(self) -> list[inputs.Contradiction]:
         """Each all_to_all whose splits do not add to its rows."""
-        return contradictions(self.dump.nodes, self.of.get)
+        return inputs.contradictions(self.dump.nodes, self.of.get)
 
     def other_sizes(self, misfit: Sequence[int]) -> list[int]:
         """Sizes to try where the default does not fit: what the inputs of an all_to_all may have been split from.
 
         ``misfit``: sizes seen at the node that the default does not fit: one of them is right, perhaps.
         """
-        ranks = [len(node.args[2]) for node in uneven(self.dump.nodes)]
+        ranks = [len(node.args[2]) for node in inputs.uneven(self.dump.nodes)]
         among = Counter(ranks).most_common(1)[0][0] if ranks else 1
         rows: Counter[int] = Counter()
         for node in self.dump.placeholders:
@@ -212,7 +183,7 @@ class Attempt(Values):
         text = self.dump.parsed.annotations.get(node.name)
         if text is None:  # no tensor: a device mesh, for example
             return None
-        if depends_on_symbols(text):
+        if values.depends_on_symbols(text):
             self.guessed_nodes.add(node)
         value = annotated(text, _CPU, self.printed_size)
         if value is None:
@@ -242,7 +213,7 @@ class Attempt(Values):
 
     def _constant(self, name: str, value: ast.expr) -> torch.Tensor:
         try:
-            return make_attribute(self.dump.path, value)
+            return inputs.make_attribute(self.dump.path, value)
         except (RuntimeError, TypeError, ValueError) as error:
             if isinstance(error, DumpError):
                 raise
@@ -258,16 +229,16 @@ class Attempt(Values):
         return self._sizes[name]
 
     @cached_property
-    def asserted(self) -> Asserted:
+    def asserted(self) -> inputs.Asserted:
         """The sizes that the graph asserts."""
-        return Asserted(self.dump.nodes, self._number, self._sizes, self._within)
+        return inputs.Asserted(self.dump.nodes, self._number, self._sizes, self._within)
 
     def _number(self, node: fx.Node) -> int | str:
         """A size among the inputs, or of one of them; where the file does not say it, its symbol, or the node."""
         source = node if node.op == "placeholder" else node.all_input_nodes[0]
         item = self._inputs.get(source)
         if self._maker.unknown(item):
-            return (item.symbol if isinstance(item, SizeInput) else None) or node.name
+            return (item.symbol if isinstance(item, inputs.SizeInput) else None) or node.name
         value = self.evaluate(source)
         if source is not node:
             value = value.shape[node.args[1]] if isinstance(value, torch.Tensor) else None
@@ -275,7 +246,7 @@ class Attempt(Values):
 
     def bytes(self) -> int:
         """Count the bytes of all values, each storage once."""
-        storages = [tensor.untyped_storage() for tensor in tensors_in(self.of)]
+        storages = [tensor.untyped_storage() for tensor in values.tensors_in(self.of)]
         return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
 
     def default_size(self) -> int:
@@ -284,9 +255,9 @@ class Attempt(Values):
             raise SizeNotKnownYetError
         if self._default is None:
             self._sizing = True
-            splits = ((self._rows(node.args[0]), len(node.args[2])) for node in uneven(self.dump.nodes))
+            splits = ((self._rows(node.args[0]), len(node.args[2])) for node in inputs.uneven(self.dump.nodes))
             even = next((rows // parts for rows, parts in splits if rows is not None), None)
-            self._default, self._evenly = FALLBACK_SIZE if even is None else even, even is not None
+            self._default, self._evenly = values.FALLBACK_SIZE if even is None else even, even is not None
             self._sizing = False
         return self._default
 
@@ -362,8 +333,8 @@ def load_dump(
         if backward is not None:
             source = one_step(source, read_source(backward, limits))
         dump = ParsedDump(source, given_groups(groups), sizes or {})
-        make = partial(Attempt, dump, Results(), limits)
-        with warnings.catch_warnings(), stand_ins(dump.asked_by_name), fake_execution():
+        make = partial(Attempt, dump, values.Results(), limits)
+        with warnings.catch_warnings(), stand_ins(dump.asked_by_name), values.fake_execution():
             warnings.simplefilter("ignore")  # what fake kernels say of the dump's own graph
             loaded = _load(make, progress)
             gm = loaded.graph_module()
@@ -382,7 +353,7 @@ def _load(make: Callable[..., Attempt], progress: Callable[[int, int], None] | N
         repaired = len(balanced.contradictions()) < len(found)
         attempt = balanced if repaired else attempt
         taken = attempt.default_size() if repaired else None  # the same for all splits
-        attempt.notes[note_on(found[0], taken, attempt.dump.symbols)] = None
+        attempt.notes[inputs.note_on(found[0], taken, attempt.dump.symbols)] = None
     elif attempt.asserted.chosen:  # asserts left a choice
         others = [_run(partial(make, within=within), None) for within in ("least", "most")]
         attempt = max([attempt, *others], key=Attempt.bytes)
@@ -394,9 +365,9 @@ def _run(make: Callable[..., Attempt], progress: Callable[[int, int], None] | No
     attempt = make(strict=True)
     try:
         return attempt.run(progress)
-    except MisfitError as error:
+    except values.MisfitError as error:
         others = attempt.other_sizes(error.sizes)
     for size in others:
-        with contextlib.suppress(MisfitError):
+        with contextlib.suppress(values.MisfitError):
             return make(default=size, strict=True).run(progress)
     return make().run(progress)

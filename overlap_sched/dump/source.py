@@ -40,7 +40,6 @@ from typing import Any
 from overlap_sched.errors import DumpError
 from overlap_sched.problem.file import DEFAULT_LIMITS, DamagedError, Limits, read_bytes
 
-_DUMP = b"class Repro"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m|\^\[\[[0-9;]*m")
 """As terminals read them, and as ``cat -v`` shows them."""
 _PREFIX = re.compile(
@@ -97,7 +96,7 @@ def read_lines(path: str | Path, limits: Limits = DEFAULT_LIMITS) -> list[str]:
     """
     try:
         data = read_bytes(path, limits)
-        text = data.decode("utf-8-sig", "replace" if _DUMP in data else "strict")
+        text = data.decode("utf-8-sig", "replace" if b"class Repro" in data else "strict")
     except OSError as error:
         raise DumpError(f"{path}: cannot be read ({error.strerror or error}). Check the path.") from None
     except DamagedError:
@@ -140,9 +139,6 @@ def _streams(lines: Sequence[str]) -> list[tuple[int | None, dict[int, str]]]:
 
 _SYMBOL_HINT = re.compile(r"^((?:[A-Za-z_]\w* *= *)+)(-?\d+)\s*$")
 _ATTRIBUTE = re.compile(r"^        self\.([A-Za-z_]\w*) *=")
-_NESTED_CLASS = re.compile(r"^    class +([^\s(]+) *\(")
-_GROUPS = r"^\s*setup_fake_process_groups\("
-_GROUPS_FUNCTION = r"^def get_pg_config\("
 
 
 @dataclass(frozen=True)
@@ -297,9 +293,8 @@ def _submodules(path: str, lines: Sequence[str], start: int, forward: int, end: 
     found = {}
     limit = _block_end(lines, start, indent=0)
     for i in [*range(start + 1, min(forward, limit)), *range(end, limit)]:
-        match = _NESTED_CLASS.match(lines[i])
-        inner = _first(lines[:limit], r"^        def forward\(", i) if match else None
-        if match and inner is not None:
+        match = re.match(r"^    class +([^\s(]+) *\(", lines[i])
+        if match and (inner := _first(lines[:limit], r"^        def forward\(", i)) is not None:
             found[match[1]] = _function(path, lines, inner, indent=8)
     return found
 
@@ -317,13 +312,13 @@ def _groups(path: str, lines: Sequence[str], start: int) -> ast.expr | None:
 
     The latter is how the public dumps in meta-pytorch/autoparallel name their groups, which have lost their main block.
     """
-    call = _first(lines, _GROUPS, start)
+    call = _first(lines, r"^\s*setup_fake_process_groups\(", start)
     if call is not None:
         indent = len(lines[call]) - len(lines[call].lstrip())
         statement = _parse(path, lines, call, call + 1, indent)[0]
         value = statement.value if isinstance(statement, ast.Expr) else None
         return value.args[0] if isinstance(value, ast.Call) and value.args else None
-    function = _first(lines, _GROUPS_FUNCTION, start)
+    function = _first(lines, r"^def get_pg_config\(", start)
     if function is None:
         return None
     last = _function(path, lines, function, indent=0).body[-1]
@@ -339,7 +334,7 @@ def one_step(forward: DumpSource, backward: DumpSource) -> DumpSource:
     Raises:
         DumpError: They do not belong together: backward's inputs are not what forward saves.
     """
-    inputs, results = _inputs(backward), _results(forward)
+    inputs, results = _inputs(backward), _elements(forward.forward.body[-1])
     saving = [ast.unparse(result) for result in results]
     saved = _saved(forward, backward, saving)
     taken, own = _names(forward), _names(backward)
@@ -347,10 +342,9 @@ def one_step(forward: DumpSource, backward: DumpSource) -> DumpSource:
     for name in sorted((taken & own) - saved.keys()):
         renamed[name] = next(new for k in count(1) if (new := name + "_backward" * k) not in used)
         used.add(renamed[name])
-    rename = _Rename(renamed)
     kept = [k for k, name in enumerate(inputs) if name not in saved]
-    body, head = rename.all(backward.forward.body), deepcopy(forward.forward)
-    head.args.args += rename.all([backward.forward.args.args[1 + k] for k in kept])
+    body, head = _renamed(backward.forward.body, renamed), deepcopy(forward.forward)
+    head.args.args += _renamed([backward.forward.args.args[1 + k] for k in kept], renamed)
     last = body.pop()
     dropped = {len(saving) - 1 - saving[::-1].index(name) for name in saved.values() if name in saving}
     left = [result for k, result in enumerate(results) if k not in dropped]
@@ -358,7 +352,7 @@ def one_step(forward: DumpSource, backward: DumpSource) -> DumpSource:
     head.body = [*head.body[:-1], *body, ast.copy_location(ast.Return(value), last)]
     attributes = []
     for one in backward.attributes:
-        statement = rename.visit(deepcopy(one.statement)) if one.statement else None
+        statement = _renamed([one.statement], renamed)[0] if one.statement else None
         attributes.append(Attribute(one.line, statement, renamed.get(one.name or "", one.name)))
     groups = forward.groups or backward.groups
     if isinstance(groups, ast.Dict) and groups is forward.groups and isinstance(backward.groups, ast.Dict):
@@ -369,7 +363,7 @@ def one_step(forward: DumpSource, backward: DumpSource) -> DumpSource:
         forward=head,
         attributes=[*forward.attributes, *attributes],
         submodules={**forward.submodules, **{renamed.get(n, n): f for n, f in backward.submodules.items()}},
-        load_args=[*forward.load_args, *rename.all(_arguments(backward.load_args, kept))],
+        load_args=[*forward.load_args, *_renamed(_arguments(backward.load_args, kept), renamed)],
         symbols={**backward.symbols, **forward.symbols},
         groups=groups,
     )
@@ -393,10 +387,6 @@ def _saved(forward: DumpSource, backward: DumpSource, names: Sequence[str]) -> d
 
 def _inputs(source: DumpSource) -> list[str]:
     return [argument.arg for argument in source.forward.args.args[1:]]
-
-
-def _results(source: DumpSource) -> list[ast.expr]:
-    return _elements(source.forward.body[-1])
 
 
 def _elements(statement: ast.stmt) -> list[ast.expr]:
@@ -423,25 +413,15 @@ def _arguments(statements: Sequence[ast.stmt], kept: Sequence[int]) -> list[ast.
     ]
 
 
-class _Rename(ast.NodeTransformer):
-    """Values, storages, and attributes of ``self`` under other names."""
-
-    def __init__(self, names: Mapping[str, str]) -> None:
-        self.names = names
-
-    def all(self, parts: Sequence[Any]) -> list[Any]:
-        """Renamed copies."""
-        return [self.visit(deepcopy(part)) for part in parts]
-
-    def visit(self, node: Any) -> Any:
-        """Rename a value or a storage, an input, ``self.x``; what else has a dot is no value's."""
+def _renamed(parts: Sequence[Any], names: Mapping[str, str]) -> list[Any]:
+    """Copies with values, storages, inputs and ``self.x`` under other names; what else has a dot is no value's."""
+    copies = deepcopy(list(parts))
+    for node in (node for part in copies for node in ast.walk(part)):
         match node:
             case ast.Name(id=name):
-                node.id = self.names.get(name, name)
+                node.id = names.get(name, name)
             case ast.arg(arg=name):
-                node.arg = self.names.get(name, name)
-            case ast.Attribute(value, name):
-                node.attr = self.names.get(name, name) if isinstance(value, ast.Name) and value.id == "self" else name
-            case _:
-                self.generic_visit(node)
-        return node
+                node.arg = names.get(name, name)
+            case ast.Attribute(ast.Name(id="self"), name):
+                node.attr = names.get(name, name)
+    return copies

@@ -246,7 +246,6 @@ def operator_missing(node: fx.Node) -> str | None:
 
 
 _CPU = torch.device("cpu")
-_LARGEST_INTEGER = 2**63
 _CHECKS = frozenset({
     _aten._assert_scalar.default, _aten._assert_async.msg, _aten._assert_async.default,
     _aten._assert_tensor_metadata.default, _aten.sym_constrain_range.default,
@@ -274,7 +273,8 @@ class MisfitError(Exception):
 class Values:
     """Values of the nodes of a dump, computed on demand. Subclasses say what is an input, a constant, and a size.
 
-    ``printed_size`` gives the value of a size in an annotation, or None.
+    ``placeholder`` gives the value of an input, ``attribute`` that of a constant or a submodule, ``size`` the value to
+    assume for a data-dependent size, ``printed_size`` that of a size in an annotation, or None.
 
     Args:
         graphs: The graph, and those that it runs.
@@ -307,18 +307,9 @@ class Values:
         self._before: dict[fx.Node, torch.Tensor] = {}
 
     printed_size: Callable[[str], int | None]
-
-    def placeholder(self, node: fx.Node) -> Any:
-        """The value of an input."""
-        raise NotImplementedError
-
-    def attribute(self, node: fx.Node) -> Any:
-        """The value of a constant or a submodule."""
-        raise NotImplementedError
-
-    def size(self, name: str) -> int:
-        """The value to assume for a data-dependent size."""
-        raise NotImplementedError
+    placeholder: Callable[[fx.Node], Any]
+    attribute: Callable[[fx.Node], Any]
+    size: Callable[[str], int]
 
     def evaluate(self, node: fx.Node) -> Any:
         """The value of a node whose inputs have theirs."""
@@ -397,10 +388,8 @@ class Values:
 
     def _check_count(self, node: fx.Node, more: int, what: str) -> None:
         if self._count + more > self._limit:
-            place = self._parsed[node.graph].place(node)
-            raise too_large(
-                f"{place}: {what} the graph has more than {self._limit:,} nodes, which is the limit", "nodes"
-            )
+            fault = f"{what} the graph has more than {self._limit:,} nodes, which is the limit"
+            raise too_large(f"{self._parsed[node.graph].place(node)}: {fault}", "nodes")
 
     def _run(self, target: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) -> Any:
         if isinstance(target, UnknownOp):
@@ -418,7 +407,7 @@ class Values:
         if target in (operator.pow, operator.lshift) and not -64 <= args[1] <= 64:
             raise OverflowError("the exponent is too large")
         value = target(*args, **kwargs)
-        if isinstance(value, int) and abs(value) >= _LARGEST_INTEGER:
+        if isinstance(value, int) and abs(value) >= 2**63:
             raise OverflowError("the number does not fit in 64 bits")
         return value
 

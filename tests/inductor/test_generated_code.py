@@ -10,14 +10,7 @@ from overlap_sched import Options
 from overlap_sched.inductor.reporting import GraphReport
 from overlap_sched.scheduler.driver import Schedule
 from tests.inductor.conftest import Compiled, compiled_step
-from tests.support.inductor.generated import (
-    body,
-    events,
-    matmuls_under,
-    numbered,
-    peak_bytes,
-    planned,
-)
+from tests.support.inductor.generated import body, events, matmuls_under, numbered, peak_bytes, planned
 
 pytestmark = [pytest.mark.slow, pytest.mark.private]
 
@@ -43,13 +36,6 @@ def test_the_code_runs_in_our_order(ours: Compiled, graph: int) -> None:
 def test_without_us_the_code_runs_in_the_original_order(plain: Compiled, ours: Compiled, graph: int) -> None:
     problem = schedule_of(ours.reports[graph]).problem
     assert numbered(events(plain.code[graph])) == numbered(planned(problem, problem.original_order))
-
-
-def test_matmuls_between_launch_and_wait_are_those_planned(plain: Compiled, ours: Compiled) -> None:
-    plan = schedule_of(ours.reports[1])
-    under = matmuls_under(events(ours.code[1]))
-    assert under == matmuls_under(planned(plan.problem, plan.order))
-    assert sum(under) >= 12
 
 
 @GRAPHS

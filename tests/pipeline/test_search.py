@@ -147,16 +147,16 @@ def test_nothing_that_the_solver_finds_is_below_the_bound_within_limits() -> Non
     """More micro-batches than can be enumerated; one stage per rank or two."""
     pytest.importorskip("ortools", reason="ortools is not installed")
     rng, sharper = random.Random(3), 0
-    for _ in range(40):
+    for _ in range(16):
         job = uneven(rng.randint(1, 3), rng.randint(2, 4), rng.randint(1, 2), rng)
         job = job if len(job.stages) == job.ranks else rng.choice((FOLDED, TWO)).put(job)
         needs = [sum(job.stages[s].saved_bytes + job.stages[s].static_bytes + 8 for s in own) for own in job.stages_of]
         job = replace(job, memory_limit_bytes=tuple(need + rng.randint(0, 20) for need in needs))
-        schedule, _ = exact_pipeline(job, None, float("inf"), 0.5)
+        schedule, _ = exact_pipeline(job, None, float("inf"), 0.3)
         if schedule is not None and fits(job, schedule):
             assert limited_bound_us(job) <= measure_pipeline(job, schedule).step_us + 1e-6
             sharper += limited_bound_us(job) > pipeline_bound_us(job)
-    assert sharper >= 10
+    assert sharper >= 4
 
 
 def test_what_cannot_fit_is_proved_and_what_is_not_solved() -> None:

@@ -392,25 +392,31 @@ def _in_turn_us(job: PipelineJob, s: int, way: _StageWays, most: int, room: int)
     """
     stage, count = job.stages[s], len(job.route_of[s].micro_batches)
     f_us, d_us, w_us = stage.forward.time_us, stage.down_us, stage.whole_us - stage.down_us
-    alone, begins, end_us = job.pair_factor >= 1.0 and not job.pairs, list[float](), 0.0
+    alone, begins = job.pair_factor >= 1.0 and not job.pairs, list[float]()
+
+    def begin_us(k: int, down: int, over: int) -> float:
+        """The least start of an F behind so many D and so many W."""
+        us = begins[-1] + f_us if k else way.head_us
+        if down:
+            us = max(us, begins[down - 1] + way.held_us)
+            run_us = max(k - most, 0) * f_us + down * d_us + over * w_us
+            us = max(us, way.head_us + way.held_us - d_us + run_us) if alone else us
+        return max(us, begins[over - 1] + way.held_us + w_us) if over else us
+
     for k in range(count):
-        ways = list[tuple[float, float]]()
+        behind = list[tuple[int, int]]()
         for n in range(1, min(most, k + 1) + 1):  # in flight
             waits = (room - n * stage.saved_bytes) // stage.kept_bytes if stage.kept_bytes else k
-            down = k + 1 - n
-            over = max(down - waits, 0)
-            us = begins[-1] + f_us if k else way.head_us
-            if down:
-                us = max(us, begins[down - 1] + way.held_us)
-                run_us = max(k - most, 0) * f_us + down * d_us + over * w_us
-                us = max(us, way.head_us + way.held_us - d_us + run_us) if alone else us
-            if over:
-                us = max(us, begins[over - 1] + way.held_us + w_us)
-            left_us = f_us + n * (d_us + w_us) + (down - over) * w_us if alone else 0.0
-            ways.append((us, us + max(way.held_us + way.tail_us, left_us)))
-        begins.append(min(us for us, _ in ways))
-        end_us = min(us for _, us in ways)
-    return end_us
+            behind.append((k + 1 - n, max(k + 1 - n - waits, 0)))
+        if k < count - 1:
+            begins.append(min(begin_us(k, *both) for both in behind))
+    ends = [
+        begin_us(k, down, over)
+        + max(way.held_us + way.tail_us, (f_us + (k + 1 - down) * d_us + (k + 1 - over) * w_us) * alone)
+        for down, least in behind
+        for over in range(least, down + 1)
+    ]
+    return min(ends)
 
 
 def _time_us(block: PipelineBlock | None) -> float:

@@ -44,7 +44,7 @@ The most that there is room for, before and behind, is that of the best mix of m
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from graphlib import CycleError, TopologicalSorter
-from itertools import accumulate, combinations, pairwise
+from itertools import accumulate, chain, combinations, pairwise
 from math import gcd, inf
 from typing import NamedTuple, TypeAlias
 
@@ -332,18 +332,13 @@ def _filled_us(job: PipelineJob, ways: dict[int, _StageWays], rank: int, room: i
             back = list(accumulate((one.whole_us for one in stages[:k]), initial=0.0))
             free = room - _beside_bytes(job, s)
             most = min(count, free // held[k]) if held[k] else count
-            before_us = _most_us(
-                [*zip(held[:k], ahead, strict=False)], (held[k], ahead[k] + inner_us), free, count, most
-            )
-            waits = [
-                (one.kept_bytes, max(one.whole_us - one.input_gradient.time_us, 0.0))
-                for one in stages
-                if one.input_gradient is not None
-            ]
+            ways_up = list(zip(held[:k], ahead[:k], strict=True))
+            before_us = _most_us(ways_up, (held[k], ahead[k] + inner_us), free, count, most)
+            waits = [(one.kept_bytes, max(one.whole_us - one.backs[-1].time_us, 0.0)) for one in stages]
             ways_left = [
                 (held[j] + sum(size for size, _ in some), back[j] + sum(us for _, us in some))
                 for j in range(k)
-                for some in _subsets(waits[j:] if len(waits) == len(stages) else waits)
+                for some in chain.from_iterable(combinations(waits[j:], n) for n in range(len(own) - j + 1))
             ]
             left_us = _most_us(ways_left, (held[k], back[k] + inner_us), room - held[k], count - 1, most - 1)
             until_us = all_us - sum(each.values()) + ahead[k - 1] - left_us  # before the last F of s begins
@@ -352,10 +347,6 @@ def _filled_us(job: PipelineJob, ways: dict[int, _StageWays], rank: int, room: i
             yield head_us + until_us + end_us
             if count > most:
                 yield from_us + max(until_us - before_us, 0.0) + end_us
-
-
-def _subsets(items: Sequence[_Held]) -> list[tuple[_Held, ...]]:
-    return [some for size in range(len(items) + 1) for some in combinations(items, size)]
 
 
 def _most_us(ways: Sequence[_Held], full: _Held, room: int, count: int, most: int) -> float:
@@ -410,13 +401,12 @@ def _in_turn_us(job: PipelineJob, s: int, way: _StageWays, most: int, room: int)
             behind.append((k + 1 - n, max(k + 1 - n - waits, 0)))
         if k < count - 1:
             begins.append(min(begin_us(k, *both) for both in behind))
-    ends = [
-        begin_us(k, down, over)
-        + max(way.held_us + way.tail_us, (f_us + (k + 1 - down) * d_us + (k + 1 - over) * w_us) * alone)
+    last_us = way.held_us + way.tail_us
+    return min(
+        begin_us(k, down, over) + max(last_us, (f_us + (k + 1 - down) * d_us + (k + 1 - over) * w_us) * alone)
         for down, least in behind
         for over in range(least, down + 1)
-    ]
-    return min(ends)
+    )
 
 
 def _time_us(block: PipelineBlock | None) -> float:

@@ -323,7 +323,7 @@ def _verified(task: Task, before: JudgedOrder, best: Candidate) -> tuple[JudgedO
 
 
 def promise_of(options: Options, base_bytes: int) -> Promise:
-    """What an order is held to that was made with these options; ``base_bytes``: what headroom is counted from."""
+    """Return what an order made with these options is held to; ``base_bytes``: what headroom is counted from."""
     headroom, order = headroom_bytes(options.headroom, base_bytes), options.preserve_collective_order
     return Promise(base_bytes, headroom, options.budget, order, options.concurrent_groups, options.pins)
 

@@ -163,8 +163,10 @@ class JobGraphs:
         except ValueError as error:
             if not node:
                 return None
-            named = f"Name what makes the gradient of the input{offer(names)}"
-            raise ValueError(f"{node!r:.40}: {error}. {named}") from None
+            remedy = f"Name what makes the gradient of the input{offer(names)}"
+            if nbytes and not names:
+                remedy = "No node makes so many: correct the output of the stage before"
+            raise ValueError(f"{node!r:.40}: {error}. {remedy}") from None
         first, second = (
             self._block(f"{source.name} {which} ({chosen})", half, parameter_bytes)
             for which, half in zip(HALVES, found, strict=True)

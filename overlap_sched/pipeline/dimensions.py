@@ -21,7 +21,7 @@ What data parallelism adds, by ``sharding``:
     Megatron-LM's distributed optimizer does: what is longer than a layer counts.
 ``fsdp``
     All is divided. Each micro-batch gathers each layer for forward and again for backward, one layer ahead, and reduces
-    its gradients behind: compute waits for what is longer than a layer.
+    its gradients behind: compute waits for what is longer than a layer, and is slower beside it, as the cluster says.
 """
 
 from collections.abc import Sequence
@@ -336,8 +336,10 @@ class LayerPrices:
         )
         divided = sum(count / mesh.along(among)[0] for among, count in counts.items())
         ahead_us, back_us = work[0] + waits[0], sum(work[1:]) + sum(waits[1:])
-        sharded, moves_us = sharding == "fsdp", [gather_us - ahead_us, gather_us + reduce_us - back_us, 0.0]
-        waits = [us + max(more, 0.0) * sharded for us, more in zip(waits, moves_us, strict=True)]
+        sharded, slowed = sharding == "fsdp", 1 - 1 / self.cluster.contention.slowdown.get("any", 1.0)
+        moves_us = (gather_us, ahead_us), (gather_us + reduce_us, back_us), (0.0, 0.0)
+        more_us = [max(moved_us - us, moved_us * slowed) * sharded for moved_us, us in moves_us]
+        waits = [us + more for us, more in zip(waits, more_us, strict=True)]
         once_us = 0.0 if sharded else max(gather_us - ahead_us, 0.0)
         live = [2 * GATHERED, 3 * GATHERED + REDUCED, 3 * GATHERED + REDUCED]
         sent = 2 * self.tokens // mesh.tp * self.model.hidden

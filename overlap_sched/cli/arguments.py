@@ -453,7 +453,7 @@ class CapacityCommand:
 class SchemaCommand:
     """Print a schema."""
 
-    of: Annotated[Literal["plan", "sweep", "explain", "memory", "costs", "fit", "pipeline"], Flag(positional=True)]
+    of: Annotated[Literal["plan", "sweep", "explain", "memory", "costs", "fit", "pipeline", "capacity"], Flag(positional=True)]
     """COMMAND: plan, sweep, explain, memory, fit, pipeline, or costs: what explain --costs prints"""
 
 

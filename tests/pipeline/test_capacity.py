@@ -24,7 +24,8 @@ def ask(**given: Any) -> Question:
 @pytest.mark.parametrize(
     ("name", "billions"),
     [("llama-3-8b", 8.03), ("llama-3-70b", 70.6), ("llama-3-405b", 405.9), ("llama-2-13b", 13.0),
-     ("mixtral-8x7b", 46.7), ("mixtral-8x22b", 141), ("qwen-3-30b", 30.5), ("qwen-3-235b", 235), ("gpt-oss-120b", 116.8), ("deepseek-v3", 671),
+     ("mixtral-8x7b", 46.7), ("mixtral-8x22b", 141),
+     ("qwen-3-30b", 30.5), ("qwen-3-235b", 235), ("gpt-oss-120b", 116.8), ("deepseek-v3", 671),
      ("gpt-3-175b", 175), ("mt-nlg-530b", 530)],
 )  # fmt: skip
 def test_parameters_as_published(name: str, billions: float) -> None:

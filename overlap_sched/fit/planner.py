@@ -376,17 +376,13 @@ def _better_start(start: Start, begun: FitPoint, limit: Limit, best: tuple[bool,
 
 
 def _lower(start: Start, limit: Limit) -> None:
-    """Look for plans of fewer live bytes, until one runs on a device of the limit; then halfway back."""
-    search, lacks, below = start.search, limit.bytes or 0, limit.bytes or 0
+    """Look for plans of fewer live bytes, by as many as the best lacks, until one runs on a device of the limit."""
+    search, below = start.search, limit.bytes or 0
     for _ in range(TUNING.lowered):
         held = held_best(search.points, limit, search.options)[1]
-        over_bytes = 0 if held is None else held.over_bytes
-        if over_bytes:
-            lacks, below = below, below - max(over_bytes, int(below * TUNING.lowered_by))
-        elif below < lacks * (1 - TUNING.lowered_by):
-            below = (below + lacks) // 2
-        else:
+        if held is None or not held.over_bytes:
             break
+        below -= held.over_bytes
         search.tell(f"looking for a plan of {below:,} bytes, which the allocator may hold within the limit")
         start.at(below)
 

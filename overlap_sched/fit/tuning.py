@@ -33,8 +33,6 @@ class Tuning:
     lowered: int = 3
     """Lower limits that are looked within where no plan within the limit runs in torch's allocator: the price of each
     is as many plans as at first."""
-    lowered_by: float = 0.05
-    """They are lower by this part at least, and once one runs, halfway back."""
     joint_cuts: int = 6
     """Cuts of a joint graph that are aimed lower, and halvings of its limits: the price of each is one partition."""
 

@@ -14,7 +14,7 @@ from overlap_sched.options import Options
 from overlap_sched.pipeline import compare
 from overlap_sched.pipeline.best import FOUND, FoundPipeline, find_pipeline
 from overlap_sched.pipeline.csv_file import schedule_csv
-from overlap_sched.pipeline.graphs import GraphSource, JobGraphs
+from overlap_sched.pipeline.graphs import GraphSource, JobGraphs, offer
 from overlap_sched.pipeline.job import PipelineJob
 from overlap_sched.pipeline.job_file import read_job
 from overlap_sched.problem import Order, Problem
@@ -29,6 +29,8 @@ def run_pipeline(command: PipelineCommand, tell: Tell) -> Printed:
     """Plan the schedules; what to print: JSON, or tables and notes."""
     if command.schedule == FOUND and command.find is None:
         raise OptionsError(f"--schedule {FOUND} is what --find finds: give --find, too.")
+    if command.post_validation and command.find is None:
+        raise OptionsError("--post-validation says what --find aims at: give --find, too.")
     changes = compare.read_changes(command.vary)
     for name in (*_split(command.schedules), *_split("" if command.schedule == FOUND else command.schedule)):
         compare.named(name)
@@ -51,7 +53,9 @@ def run_pipeline(command: PipelineCommand, tell: Tell) -> Printed:
     notes = [] if one.found is None else [report.found_line(one.found)]
     notes += [f"{name}: {why}" for name, why in one.cannot.items()]
     notes += [f"{of.name}: {report.cut_words(of)}." for of in one.named if len(set(of.cut)) > 1]
+    notes += [f"{name} has no halves: output_node may be{offer(names)}." for name, names in one.graphs.offered.items()]
     tables: list[RenderableType] = [report.graphs_table(one.graphs), ""] if command.order_graphs is not None else []
+    tables += [report.stages_table(one.job), ""] if one.graphs.graphs else []
     tables += [report.schedules_table(one.job, one.planned), "", report.peaks_table(one.planned)] if one.planned else []
     tables += ["", report.varied_table(varied)] if varied else []
     return (*tables, *("\n" + "\n".join(lines) for lines in (lacking, notes) if lines)), 0
@@ -96,7 +100,7 @@ def _planner(command: PipelineCommand, tell: Tell) -> Callable[[compare.ChangedJ
         return graphs_in(headroom).with_pairs(change.linked(job), tell)
 
     def search(job: PipelineJob) -> FoundPipeline | None:
-        return None if command.find is None else find_pipeline(job, command.find, tell)
+        return None if command.find is None else find_pipeline(job, command.find, tell, command.post_validation)
 
     def plan(change: compare.ChangedJob) -> _Planned:
         headroom = 0 if command.order_graphs == LEFT else command.order_graphs
@@ -115,7 +119,7 @@ def _planner(command: PipelineCommand, tell: Tell) -> Callable[[compare.ChangedJ
             )
             more = search(again(room)) if found is not None and (room := compare.left_bytes(found.plan)) else None
             if found is not None and more is not None:  # graphs ordered in what was left: the shorter of both
-                best = min(found, more, key=lambda one: one.plan.replay.step_us)
+                best = min(found, more, key=lambda one: one.aim_us)
                 bounds = {key: min(getattr(found, key), getattr(more, key)) for key in ("bound_us", "any_cut_us")}
                 found = replace(best, **bounds)
         return _Planned(job, graphs, planned, cannot, found)

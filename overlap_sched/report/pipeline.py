@@ -209,7 +209,7 @@ MOST_RANKS = 16
 
 def found_line(found: FoundPipeline) -> str:
     """Say what was found, and how far it is from the best that there may be."""
-    us = found.plan.replay.step_us
+    us = found.aim_us
     if found.proved:
         end = "No schedule of the layouts and cuts that were tried is shorter within the limits, by 0.1 % or more."
     else:
@@ -240,6 +240,25 @@ def schedules_table(job: PipelineJob, planned: Sequence[PlannedPipeline]) -> Tab
         f"on these ranks{', and graphs in these orders,' * inside} is shorter.",
         numbers,
         first,
+        rows,
+    )
+
+
+def stages_table(job: PipelineJob) -> Table:
+    """A row per stage, or per neighbouring stages that are alike: what a micro-batch takes and holds."""
+    rows = list[list[str]]()
+    for number, stage in enumerate(job.stages):
+        blocks = stage.forward, stage.backward, stage.input_gradient, stage.weight_gradient
+        times = ["" if block is None else duration(block.time_us) for block in blocks]
+        row = [*times, size(stage.saved_bytes), size(stage.kept_bytes)]
+        first = rows.pop()[0].split(" ")[0] if rows and rows[-1][1:] == row else str(number)
+        rows.append([first if first == str(number) else f"{first} to {number}", *row])
+    return captioned_table(
+        "Stages of the job, for a micro-batch",
+        "Simulated. I: gradient of the input. W: gradients of the weights. Saved: from forward to backward. Kept: from "
+        "I to W; what W can gather or make again is not kept.",
+        ("forward", "backward", "I", "W", "saved", "kept"),
+        "stage",
         rows,
     )
 

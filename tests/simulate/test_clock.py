@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -63,6 +64,21 @@ def join_orders(order: list[int], other: list[int], seed: int) -> list[int]:
     begin, end = sorted((seed % (len(order) + 1), seed // 1000 % (len(order) + 1)))
     part = set(order[begin:end])
     return [*order[:begin], *(v for v in other if v in part), *order[end:]]
+
+
+@given(problems(), st.none() | with_lanes, SEEDS)
+@examples(200)
+def test_drawn_steps_are_those_of_replays_at_these_times(
+    problem: Problem, contention: Contention | None, seed: int
+) -> None:
+    problem = problem if contention is None else contended(problem, contention)
+    orders = [problem.original_order, random_order(problem, seed)]
+    factors = np.random.default_rng(seed).choice((0.0, 0.5, 1.0, 3.0), (len(problem.nodes), 4))
+    drawn = [StepTimes(problem).drawn(order, factors.T.tolist()) for order in orders]
+    for factor, steps_us in zip(factors.T, np.transpose(drawn), strict=True):
+        times = zip(problem.nodes, factor.tolist(), strict=True)
+        at_draw = replace(problem, nodes=tuple(node._replace(time_us=node.time_us * by) for node, by in times))
+        assert steps_us == pytest.approx([replay(at_draw, order).step_us for order in orders], rel=1e-9)
 
 
 @given(problems(), st.none() | with_lanes, SEEDS, st.lists(SEEDS, min_size=1, max_size=4))

@@ -453,8 +453,10 @@ class CapacityCommand:
 class SchemaCommand:
     """Print a schema."""
 
-    of: Annotated[Literal["plan", "sweep", "explain", "memory", "costs", "fit", "pipeline", "capacity"], Flag(positional=True)]
-    """COMMAND: plan, sweep, explain, memory, fit, pipeline, or costs: what explain --costs prints"""
+    of: Annotated[
+        Literal["plan", "sweep", "explain", "memory", "costs", "fit", "pipeline", "capacity"], Flag(positional=True)
+    ]
+    """COMMAND: plan, sweep, explain, memory, fit, pipeline, capacity, or costs: what explain --costs prints"""
 
 
 @dataclass(frozen=True)

@@ -115,9 +115,9 @@ class Question(Table, kw_only=True, dict=True):
             whole = not left and (not self.dp or dp in self.dp) and pp <= model.layers
             whole = whole and dp * cp * tp % ep == (model.experts or ep) % ep == self.sequence % (cp * tp) == 0
             if whole and model.heads % tp == model.kv % tp == 0:
-                for size, *ways in product(self.micro_batch, self.recompute, self.sharding):
-                    if self.global_batch % (dp * size) == 0 and (dp * cp > 1 or ways[1] == self.sharding[0]):
-                        yield Layout(Mesh(pp, dp, cp, tp, ep), size, *ways)
+                for size, again, sharding in product(self.micro_batch, self.recompute, self.sharding):
+                    if self.global_batch % (dp * size) == 0 and (dp * cp > 1 or sharding == self.sharding[0]):
+                        yield Layout(Mesh(pp, dp, cp, tp, ep), size, again, sharding)
 
     def job(self, layout: Layout, free: str = "") -> PipelineJob:
         """The pipelined job of a layout; ``free``: a dimension whose collectives take no time."""

@@ -66,7 +66,7 @@ class Matmul(NamedTuple):
     remade: bool = False
 
 
-class ModelDimensions(Table, frozen=True):
+class ModelDimensions(Table):
     """A decoder.
 
     Attributes:
@@ -248,7 +248,8 @@ class LayerPrices:
         model, (mesh, micro_batch, *_) = self.model, self.layout
         heads, op = model.heads // mesh.tp, f"_scaled_dot_product_{self.attention}_attention"
         rows, keys = self.sequence // mesh.cp, min(model.window, self.sequence) if windowed else self.sequence
-        shape, kind = (micro_batch * heads, rows, keys, model.size), None if windowed else "causal"
+        kind: Kind | None = None if windowed else "causal"
+        shape = (micro_batch * heads, rows, keys, model.size)
         flops = 2 * micro_batch * heads * rows * keys * (2 * model.size + model.rope)
         elements = self.tokens * model.size * 2 * (heads + model.kv // mesh.tp)
         back_us = self.compute_us(f"{op}_backward", 2.5 * flops, 2 * elements, shape, kind)

@@ -187,7 +187,7 @@ class Greedy:
         """Gaps of storages that may be cut, where something is above the limit."""
         state, above = self.state, self.above
         for s, parts in enumerate(state.parts):
-            if state.fixed[s] or not state.size[s]:
+            if state.fixed[s] or state.size[s] <= TUNING.smallest * state.limit_bytes:
                 continue
             for part in list(parts):
                 if not above.any(part.begin, part.end + 1):

@@ -22,6 +22,8 @@ class Tuning:
     """What is not high counts this part of its bytes: 1/8."""
     in_vain: int = 1_000
     """Values priced in vain before one is taken that may not be the best any more: the price of a choice."""
+    smallest: float = 1e-5
+    """A value of less than this part of the limit stays. 0: +1.4 %, a step of Llama-3-8B in 13.2 GB."""
     least_us: float = 0.5
     """No choice costs less. 0.001: +0.5 % on average."""
     longest: int = 60

@@ -89,6 +89,7 @@ def test_of_llama_a_third_is_kept() -> None:
     check_halves(problem, first, second)
     assert 4.8 < given_bytes(second) / 2**30 < 4.9
     assert sum(node.op == "all_gather_into_tensor" for node in second.nodes) == 97
+    assert set(second.waits) == set(second.collectives)
 
 
 def given_bytes(half: Problem) -> int:

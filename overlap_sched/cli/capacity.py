@@ -7,9 +7,10 @@ from rich.console import RenderableType
 from overlap_sched.cli.arguments import CapacityCommand
 from overlap_sched.cost.toml_file import decode_toml
 from overlap_sched.errors import PipelineError
-from overlap_sched.pipeline.capacity import Question
+from overlap_sched.pipeline.capacity import plan_capacity
 from overlap_sched.pipeline.csv_file import schedule_csv
 from overlap_sched.pipeline.job_file import read_text
+from overlap_sched.pipeline.question import Question
 from overlap_sched.report import pipeline as report
 from overlap_sched.report.answers import as_json, capacity_answer
 from overlap_sched.report.files import write_file
@@ -19,7 +20,7 @@ from overlap_sched.report.units import printable
 def run_capacity(command: CapacityCommand, tell: Callable[[str], None]) -> tuple[str | tuple[RenderableType, ...], int]:
     """Plan all layouts; what to print: JSON, or a table and what tells the best apart."""
     question = decode_toml(read_text(command.question), Question, command.question, PipelineError)
-    found = question.plan(tell)
+    found = plan_capacity(question, tell)
     best = found[0].planned
     if command.csv:
         write_file(command.csv, schedule_csv(best.job, best.schedule, best.replay, "compute_only").encode())

@@ -1,40 +1,33 @@
 """Which layout trains a model fastest on so many GPUs: pipeline x tensor x context x expert x data parallel.
 
 A loop over the planner of pipelined jobs. Each layout makes a job of one stage per layer
-(:mod:`~overlap_sched.pipeline.dimensions`); schedules are laid out, judged and replayed as those of any job.
+(:mod:`~overlap_sched.pipeline.dimensions`); schedules are laid out, judged and replayed as those of any job. Of each
+mesh and sharding the fastest micro-batch, recomputation and schedule count.
 
-Nothing is lost by pruning: a layout is left out where all that its ranks do, divided evenly, takes longer than the
-steps of as many layouts as are asked for, a schedule where its bound does, or where few micro-batches do not fit. Of
-many micro-batches some are replayed, as each round then takes as long as the one before; the layouts of the answer are
-replayed in full.
+Nothing is lost by pruning: a layout is left out where all that its ranks do, divided evenly, takes longer than the step
+of its mesh, or than those of as many meshes as are asked for, a schedule where its bound does, or where few
+micro-batches do not fit. Of many micro-batches some are replayed, as each round then takes as long as the one before;
+the layouts of the answer are replayed in full.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import product
+from functools import cache
 from math import inf
-from typing import Literal
 
-from overlap_sched.cost.cluster import Cluster, read_cluster
-from overlap_sched.cost.toml_file import Bytes, Positive, Table
+import numpy as np
+
 from overlap_sched.errors import PipelineError
+from overlap_sched.pipeline.action import BACKWARDS, ActionKind, parts
 from overlap_sched.pipeline.compare import PlannedPipeline, named, plan_pipeline
-from overlap_sched.pipeline.dimensions import (
-    LayerPrices,
-    Layout,
-    Mesh,
-    ModelDimensions,
-    Recompute,
-    Sharding,
-    read_model,
-)
-from overlap_sched.pipeline.job import PipelineJob, PipelineLink, Route
+from overlap_sched.pipeline.dimensions import Layout, Mesh, Sharding
+from overlap_sched.pipeline.job import PipelineJob, Route
 from overlap_sched.pipeline.judge import pipeline_bound_us
 from overlap_sched.pipeline.layout import Cut
-from overlap_sched.pipeline.named import NamedSchedule, cut_for, lay_out_named
-from overlap_sched.pipeline.replay import excess_bytes, replay_pipeline
+from overlap_sched.pipeline.named import NamedSchedule, lay_out_named
+from overlap_sched.pipeline.question import Question
+from overlap_sched.pipeline.replay import PipelineReplay, excess_bytes, replay_pipeline
 
 BINDING = 0.05
 """Part of a step from which on it binds."""
@@ -49,7 +42,6 @@ class CapacityPlan:
         mfu: Part of the device's peak that the model's operations are (those of recomputation do not count).
         losses: Parts by which the step would be shorter without: collectives of ``tp``, ``cp``, ``ep`` or ``dp``,
             ``memory`` (recomputation), ``bubble``.
-        binds: The largest of them; ``compute`` where all are small.
     """
 
     layout: Layout
@@ -57,7 +49,12 @@ class CapacityPlan:
     tokens_per_s: float
     mfu: float
     losses: dict[str, float]
-    binds: str
+
+    @property
+    def binds(self) -> str:
+        """The largest loss; ``compute`` where all are small."""
+        most = max(self.losses, key=lambda what: self.losses[what])
+        return most if self.losses[most] >= BINDING else "compute"
 
     @property
     def peak_bytes(self) -> int:
@@ -65,119 +62,46 @@ class CapacityPlan:
         return max(peak.bytes for peak in self.planned.peaks)
 
 
-class Question(Table, kw_only=True, dict=True):
-    """What is asked, of a file. Ranges that are not given: :meth:`layouts`.
+def plan_capacity(question: Question, tell: Callable[[str], None] = lambda text: None) -> list[CapacityPlan]:
+    """The meshes with the shortest steps that fit, each with its best schedule, the best first.
 
-    Attributes:
-        memory_limit: Of a GPU; 0: all that the cluster's has.
-        top: How many layouts are wanted.
+    Raises:
+        PipelineError: None fits, or there is none at all.
     """
-
-    format: Literal["overlap-capacity/1"]
-    gpus: Positive
-    global_batch: Positive
-    sequence: Positive
-    model: str | dict[str, int | bool]
-    cluster: str = "dgx-h100"
-    memory_limit: Bytes = Bytes(0)
-    pp: tuple[Positive, ...] = ()
-    tp: tuple[Positive, ...] = ()
-    dp: tuple[Positive, ...] = ()
-    cp: tuple[Positive, ...] = ()
-    ep: tuple[Positive, ...] = ()
-    micro_batch: tuple[Positive, ...] = (1, 2, 4, 8)
-    recompute: tuple[Recompute, ...] = ("none", "selective", "full")
-    sharding: tuple[Sharding, ...] = ("zero1", "fsdp")
-    schedules: tuple[str, ...] = ("1f1b", "interleaved:2", "interleaved:4", "zb-h1", "zbv")
-    attention: Literal["flash", "flash_attn_3", "cudnn"] = "flash"
-    top: Positive = 10
-
-    @cached_property
-    def dimensions(self) -> ModelDimensions:
-        """The model; raises as :func:`~overlap_sched.pipeline.dimensions.read_model`."""
-        return read_model(self.model, self.format)
-
-    @cached_property
-    def on(self) -> Cluster:
-        """The cluster; raises as :func:`~overlap_sched.cost.cluster.read_cluster`."""
-        return read_cluster(self.cluster)
-
-    def layouts(self) -> Iterator[Layout]:
-        """Yield all that divide GPUs, batch, heads and experts; those not given are powers of two.
-
-        Tensor parallelism stays in a node, unless it is given; context parallelism leaves 4,096 tokens to each rank.
-        """
-        model, twos = self.dimensions, [2**k for k in range(16) if self.gpus % 2**k == 0]
-        pps, tps = self.pp or twos, self.tp or [n for n in twos if n <= self.on.ranks_per_node]
-        cps = self.cp or [n for n in twos if n == 1 or self.sequence >= 4096 * n]
-        for pp, tp, cp, ep in product(pps, tps, cps, self.ep or [n for n in twos if n == 1 or model.experts]):
-            dp, left = divmod(self.gpus, pp * tp * cp)
-            whole = not left and (not self.dp or dp in self.dp) and pp <= model.layers
-            whole = whole and dp * cp * tp % ep == (model.experts or ep) % ep == self.sequence % (cp * tp) == 0
-            if whole and model.heads % tp == model.kv % tp == 0:
-                for size, again, sharding in product(self.micro_batch, self.recompute, self.sharding):
-                    if self.global_batch % (dp * size) == 0 and (dp * cp > 1 or sharding == self.sharding[0]):
-                        yield Layout(Mesh(pp, dp, cp, tp, ep), size, again, sharding)
-
-    def job(self, layout: Layout, free: str = "") -> PipelineJob:
-        """The pipelined job of a layout; ``free``: a dimension whose collectives take no time."""
-        prices, (pp, dp, *_) = (
-            LayerPrices(self.dimensions, self.on, layout, self.sequence, self.attention, free),
-            layout.mesh,
+    schedules = [replace(one, make=cache(one.make)) for one in map(named, question.schedules)]
+    jobs = {layout: question.job(layout) for layout in question.layouts()}
+    found = dict[tuple[Mesh, Sharding], tuple[float, Layout, NamedSchedule]]()
+    order = sorted(jobs, key=lambda one: (not likely_fits(jobs[one]), least_step_us(jobs[one])))
+    for at, layout in enumerate(order):
+        tell(f"planning {at} of {len(jobs)} layouts")
+        own, steps_us = (layout.mesh, layout.sharding), sorted(us for us, *_ in found.values())
+        worst_us = min(found[own][0] if own in found else inf, *steps_us[question.top - 1 : question.top], inf)
+        best = best_schedule(jobs[layout], schedules, worst_us)
+        if best is not None:
+            found[own] = (best[0], layout, best[1])
+    if not found:
+        raise PipelineError(
+            f"none of {len(jobs)} layouts of {question.gpus} GPUs fits. Give more GPUs, or wider ranges of pp, tp, cp, "
+            "ep, micro_batch and recompute."
         )
-        stages = prices.stages()
-        sent = stages[0].forward.output_bytes
-        latency_us, sending_us = (prices.collective_us("send", size, "pp") for size in (1, sent))
-        return PipelineJob(
-            f"{self.model if isinstance(self.model, str) else 'the model'} on {self.gpus} GPUs",
-            stages,
-            tuple(k % pp for k in range(len(stages))),
-            pp,
-            (Route(tuple(range(len(stages))), range(self.global_batch // (dp * layout.micro_batch))),),
-            PipelineLink(latency_us, sent / (sending_us - latency_us) * 1e6 if pp > 1 else inf),
-            memory_limit_bytes=(int(self.memory_limit) or self.on.device.memory_bytes,) * pp,
-        )
+    shortest = sorted(found.values(), key=lambda one: one[0])[: question.top]
+    plans = [measure_layout(question, layout, of) for _, layout, of in shortest]
+    return sorted(plans, key=lambda one: one.planned.replay.step_us)
 
-    def plan(self, tell: Callable[[str], None] = lambda text: None) -> list[CapacityPlan]:
-        """The layouts with the shortest steps that fit, each with its best schedule, the best first.
 
-        Raises:
-            PipelineError: None fits, or there is none at all.
-        """
-        schedules, jobs = [named(name) for name in self.schedules], {one: self.job(one) for one in self.layouts()}
-        found = list[tuple[float, Layout, NamedSchedule]]()
-        for at, layout in enumerate(
-            sorted(jobs, key=lambda one: (not likely_fits(jobs[one]), least_step_us(jobs[one])))
-        ):
-            tell(f"planning {at} of {len(jobs)} layouts")
-            worst_us = found[-1][0] if len(found) == self.top else inf
-            best = best_schedule(jobs[layout], schedules, worst_us)
-            found = sorted([*found, *([(best[0], layout, best[1])] if best else [])], key=lambda one: one[0])[
-                : self.top
-            ]
-        if not found:
-            raise PipelineError(
-                f"none of {len(jobs)} layouts of {self.gpus} GPUs fits. Give more GPUs, or wider ranges of pp, tp, cp, "
-                "ep, micro_batch and recompute."
-            )
-        plans = [self.measure(layout, of) for _, layout, of in found]
-        return sorted(plans, key=lambda one: one.planned.replay.step_us)
-
-    def measure(self, layout: Layout, of: NamedSchedule) -> CapacityPlan:
-        """What a layout reaches, and where its time goes; raises as :func:`estimate_us`."""
-        job = self.job(layout)
-        planned, step_us = plan_pipeline(job, of, even_cut(job, of)), estimate_us(job, of)
-        others = {what: self.job(layout, what) for what in ("tp", "cp", "ep", "dp") if layout.mesh.along(what)[0] > 1}
-        if layout.recompute != "none":
-            others["memory"] = self.job(layout._replace(recompute="none"))
-        free = ((what, replace(other, memory_limit_bytes=None)) for what, other in others.items())
-        losses = {what: 1 - estimate_us(other, of) / step_us for what, other in free} | {
-            "bubble": planned.replay.bubble
-        }
-        speed = self.global_batch * self.sequence / self.gpus / planned.replay.step_us * 1e6
-        mfu = speed * self.dimensions.token_flops(self.sequence) / self.on.device.peak_flops_per_s
-        binds = max(losses, key=lambda what: losses[what])
-        return CapacityPlan(layout, planned, speed, mfu, losses, binds if losses[binds] >= BINDING else "compute")
+def measure_layout(question: Question, layout: Layout, of: NamedSchedule) -> CapacityPlan:
+    """What a layout reaches, whether it fits or not, and where its time goes; raises as :func:`even_cut`."""
+    job, model = question.job(layout), question.dimensions
+    planned = plan_pipeline(job, of, even_cut(job, of))
+    without = {what: question.job(layout, what) for what in ("tp", "cp", "ep", "dp") if layout.mesh.along(what)[0] > 1}
+    if layout.recompute != "none":
+        without["memory"] = question.job(layout._replace(recompute="none"))
+    steps_us = {what: estimate_us(replace(one, memory_limit_bytes=None), of) for what, one in without.items()}
+    step_us = estimate_us(replace(job, memory_limit_bytes=None), of)
+    losses = {what: 1 - us / step_us for what, us in steps_us.items()} | {"bubble": planned.replay.bubble}
+    speed = question.global_batch * question.sequence / question.gpus / planned.replay.step_us * 1e6
+    mfu = speed * model.token_flops(question.sequence) / question.on.device.peak_flops_per_s
+    return CapacityPlan(layout, planned, speed, mfu, losses)
 
 
 def best_schedule(job: PipelineJob, of: Sequence[NamedSchedule], worst_us: float) -> tuple[float, NamedSchedule] | None:
@@ -192,12 +116,17 @@ def best_schedule(job: PipelineJob, of: Sequence[NamedSchedule], worst_us: float
 
 
 def even_cut(job: PipelineJob, of: NamedSchedule) -> Cut:
-    """As many layers to each stage, the first with the embedding, the last with the head; else the best cut."""
+    """As many layers to each stage, one more to some in the middle; the embedding to the first, the head to the last.
+
+    Raises:
+        PipelineError: There are too few layers.
+    """
     count = of.layout.count(job.ranks)
-    size, left = divmod(len(job.stages) - 2, count)
-    if left or not size:
-        return cut_for(job, of)
-    return tuple(size + (k == 0) + (k == count - 1) for k in range(count))
+    size, more = divmod(len(job.stages) - 2, count)
+    if not size:
+        raise PipelineError(f"{job.name}: {len(job.stages) - 2} layers are too few for {count} stages of {of.name}.")
+    first = (count - more) // 2
+    return tuple(size + (first <= k < first + more) + (k == 0) + (k == count - 1) for k in range(count))
 
 
 def estimate_us(job: PipelineJob, of: NamedSchedule, worst_us: float = inf) -> float:
@@ -208,22 +137,48 @@ def estimate_us(job: PipelineJob, of: NamedSchedule, worst_us: float = inf) -> f
     """
     if least_step_us(job) >= worst_us:
         return inf
-    cut, batches, ranks = even_cut(job, of), job.micro_batches, job.ranks
-    if pipeline_bound_us(of.layout.put(job, cut)) >= worst_us:
+    cut, ranks = even_cut(job, of), job.ranks
+    if not of.halves:  # and so a tighter bound
+        whole = (replace(one, input_gradient=None, weight_gradient=None) for one in job.stages)
+        job = replace(job, stages=tuple(whole))
+    placed = of.layout.put(job, cut)
+    few = job.micro_batches if job.micro_batches <= 8 * ranks else 3 * ranks + job.micro_batches % ranks
+    if pipeline_bound_us(placed) >= worst_us or exceeds_limit(placed, in_flight(of, ranks, few)):
         return inf
 
-    def step_us(count: int) -> float:
-        placed, schedule = lay_out_named(replace(job, routes=(Route(job.routes[0].stages, range(count)),)), of, cut)
-        replay = replay_pipeline(placed, schedule)
-        return inf if any(excess_bytes(placed, replay)) else replay.step_us
+    def run(count: int) -> tuple[PipelineJob, PipelineReplay]:
+        shorter = replace(job, routes=(Route(job.routes[0].stages, range(count)),))
+        placed, schedule = lay_out_named(shorter, of, cut)
+        return placed, replay_pipeline(placed, schedule)
 
-    if batches <= 8 * ranks:
-        return step_us(batches)
-    few = 3 * ranks + batches % ranks
-    if (least_us := step_us(few)) == inf:
+    placed, replay = run(few)
+    if any(excess_bytes(placed, replay)):
         return inf
-    more_us = step_us(few + ranks)
-    return more_us + (more_us - least_us) / ranks * (batches - few - ranks)
+    if few == job.micro_batches:
+        return replay.step_us
+    _, longer = run(few + ranks)
+    return replay.step_us + (longer.step_us - replay.step_us) / ranks * (job.micro_batches - few)
+
+
+@cache
+def in_flight(of: NamedSchedule, ranks: int, micro_batches: int) -> list[np.ndarray]:
+    """Per rank, a row for each action: of how many micro-batches each stage has saved activations."""
+    found = []
+    for order in of.make(ranks, micro_batches).orders:
+        begun, ended = np.zeros((2, len(order) + 1, of.layout.count(ranks)), int)
+        for k, item in enumerate(order):
+            for kind, stage, _ in parts(item):
+                begun[k, stage] += kind is ActionKind.FORWARD
+                ended[k + 1, stage] += kind in BACKWARDS
+        found.append((begun - ended).cumsum(0))
+    return found
+
+
+def exceeds_limit(placed: PipelineJob, saved: Sequence[np.ndarray]) -> bool:
+    """Whether static bytes and what is saved alone are more than a rank has."""
+    sizes, limits = [one.saved_bytes for one in placed.stages], placed.memory_limit_bytes or (inf,) * placed.ranks
+    static = [sum(placed.stages[stage].static_bytes for stage in own) for own in placed.stages_of]
+    return any((live @ sizes).max() + of > most for live, of, most in zip(saved, static, limits, strict=True))
 
 
 def least_step_us(job: PipelineJob) -> float:

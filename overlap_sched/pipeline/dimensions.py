@@ -5,20 +5,24 @@ between its blocks (sequence parallelism)::
 
     norm   all_gather(tp)   query, key, value   attention   projection   reduce_scatter(tp)   add
     norm   all_gather(tp)   up (and gate)       activation  down         reduce_scatter(tp)   add
-    norm   router   all_to_all(ep)   experts: up, activation, down   all_to_all(ep)   add
+    norm   router   sort   all_to_all(ep)   sort   experts: up, activation, down   sort   all_to_all(ep)   sort   add
 
 Each matmul has two in backward: the gradient of its input (I), with all that is not a matmul, and of its weights (W).
 Collectives of tensor and expert parallelism stand between matmuls, so that compute waits for them. Keys and values of
-context parallelism are gathered while attention runs. Pointwise work is fused. What is saved, as Megatron-LM does
-(Korthikanti et al. 2022, arXiv 2205.05198): ``none``: inputs of all matmuls and of norms; ``selective``: not what norms
-and activation functions make again; ``full``: the input of a layer. Times are of 16 bits.
+context parallelism are gathered while attention runs. Pointwise work is fused; rows are sorted by rank, and where a
+rank has several experts by expert, on both ways. What is saved, as Megatron-LM does (Korthikanti et al. 2022, arXiv
+2205.05198): ``none``: inputs of all matmuls and of norms; ``selective``: not what norms and activation functions make
+again; ``full``: the input of a layer. Times are of 16 bits. Not modelled: the host, which launches kernels and waits
+for counts of rows; experts that get more rows than others; transfers between stages beside other traffic.
 
 What data parallelism adds, by ``sharding``:
 
 ``zero1``
     Parameters are on every replica, states of the optimizer are divided. Once in a step gradients are reduced (32
     bits) and parameters gathered (16 bits), a layer at a time beside the last backward and the first forward, as
-    Megatron-LM's distributed optimizer does: what is longer than a layer counts.
+    Megatron-LM's distributed optimizer does: what is longer than a layer counts. So does FSDP under torch's schedules,
+    which UNSHARD a stage before its first forward, RESHARD it behind its last backward and REDUCE_GRAD once, where a
+    rank has up to three stages (``_add_unshard_reshard``).
 ``fsdp``
     All is divided. Each micro-batch gathers each layer for forward and again for backward, one layer ahead, and reduces
     its gradients behind: compute waits for what is longer than a layer, and is slower beside it, as the cluster says.
@@ -56,11 +60,11 @@ class Matmul(NamedTuple):
     """(rows, k) x (k, n).
 
     Attributes:
-        split: Which of the weights' sides tensor parallelism divides.
+        split: Which of the weights' sides tensor parallelism divides; of experts, expert parallelism divides them.
         remade: Its input comes of a norm or an activation function, which can make it again.
     """
 
-    split: Literal["columns", "rows", "none"]
+    split: Literal["columns", "rows", "none", "experts"]
     k: int
     n: int
     remade: bool = False
@@ -115,22 +119,27 @@ class ModelDimensions(Table):
         ]
 
     def matmuls(self, routed: bool) -> list[Matmul]:
-        """All of a layer but those of its experts."""
+        """All of a layer; of experts those of one."""
         h, wide = self.hidden, self.heads * self.size
         found = [Matmul("columns", h, wide + 2 * self.kv * self.size, True)]
         if self.kv_rank:
             found = [Matmul("none", h, self.query_rank + self.kv_rank + self.rope, True)]
             found += [Matmul("columns", self.query_rank or h, wide + self.heads * self.rope)]
             found += [Matmul("columns", self.kv_rank, 2 * wide)]
-        found += [Matmul("rows", wide, h), *([Matmul("none", h, self.experts)] if routed else [])]
-        ffn = self.shared_experts * self.ffn if routed else self.dense_ffn or self.ffn
-        inner = [Matmul("columns", h, (1 + self.gated) * ffn, True), Matmul("rows", ffn, h, True)]
-        return [*found, *(inner if ffn else [])]
+        found += [Matmul("rows", wide, h)]
+        if (ffn := self.shared_experts * self.ffn if routed else self.dense_ffn or self.ffn) > 0:
+            found += [Matmul("columns", h, (1 + self.gated) * ffn, True), Matmul("rows", ffn, h, True)]
+        if routed:
+            found += [Matmul("none", h, self.experts), Matmul("experts", h, (1 + self.gated) * self.ffn)]
+            found += [Matmul("experts", self.ffn, h, True)]
+        return found
 
     def layer_parameters(self, routed: bool) -> tuple[int, int]:
         """Those of a layer, and those of all its experts."""
-        of_experts = self.experts * (2 + self.gated) * self.hidden * self.ffn if routed else 0
-        return sum(one.k * one.n for one in self.matmuls(routed)) + 2 * self.hidden, of_experts
+        own, experts = (
+            sum(one.k * one.n for one in self.matmuls(routed) if (one.split == "experts") is of) for of in (False, True)
+        )
+        return own + 2 * self.hidden, experts * self.experts
 
     @property
     def parameters(self) -> int:
@@ -225,10 +234,11 @@ class LayerPrices:
     def collective_us(self, op: str, nbytes: float, among: str) -> float:
         """Microseconds of a collective; 0 in a group of one."""
         size, stride = self.layout.mesh.along(among)
+        if size == 1 or among == self.free:
+            return 0.0
         nodes = len({k * stride // self.cluster.ranks_per_node for k in range(size)})
-        group = Group(size, nodes == 1, nodes if nodes > 1 else 0)
-        works = size > 1 and among != self.free
-        return model_of(self.cluster).collective_us(Collective(op, round(nbytes), group)) if works else 0.0
+        work = Collective(op, round(nbytes), Group(size, nodes == 1, nodes if nodes > 1 else 0))
+        return model_of(self.cluster).collective_us(work)
 
     def compute_us(
         self, op: str, flops: float, elements: float, shape: Shape = NO_SHAPE, kind: Kind | None = None
@@ -237,11 +247,19 @@ class LayerPrices:
         work = Compute(f"aten.{op}.default", round(flops), round(2 * elements), kind, shape)
         return model_of(self.cluster).compute_us(work)
 
+    def fused_us(self, elements: float) -> float:
+        """Microseconds of pointwise work."""
+        return self.compute_us(FUSED, 0, elements)
+
     def matmul_us(self, m: int, n: int, k: int, batch: int = 1) -> list[float]:
-        """Microseconds of one or of many matmuls of a shape, and of both in backward."""
+        """Microseconds of one or of many matmuls of a shape, and of both in backward, which adds to weights' gradients.
+
+        These are in 32 bits, and read and written, but for ``fsdp``, which reduces those of each micro-batch.
+        """
         elements, op = batch * (m * k + k * n + m * n), "bmm" if batch > 1 else "mm"
-        shapes = (batch, m, n, k), (batch, m, k, n), (batch, k, n, m)
-        return [self.compute_us(op, 2 * batch * m * n * k, elements, shape) for shape in shapes]
+        added = batch * k * n * (REDUCED - 1) * (self.layout.sharding == "zero1")
+        shapes = ((batch, m, n, k), 0), ((batch, m, k, n), 0), ((batch, k, n, m), added)
+        return [self.compute_us(op, 2 * batch * m * n * k, elements + more, shape) for shape, more in shapes]
 
     def attention_us(self, windowed: bool) -> tuple[float, float]:
         """Microseconds of a layer's attention, forward and backward (5 matmuls for 2)."""
@@ -255,68 +273,71 @@ class LayerPrices:
         back_us = self.compute_us(f"{op}_backward", 2.5 * flops, 2 * elements, shape, kind)
         return self.compute_us(op, flops, elements, shape, kind), back_us
 
+    def placed(self, one: Matmul) -> tuple[int, tuple[int, int, int, int]]:
+        """Rows of its input that a rank has, divided evenly, and the rows, n, k and batch that the rank multiplies."""
+        (_, _, _, tp, ep), own = self.layout.mesh, self.tokens // self.layout.mesh.tp
+        local, sent = max(self.model.experts // ep, 1), own * self.model.top_k
+        rows = {
+            "columns": (self.tokens, one.n // tp, one.k, 1),
+            "rows": (self.tokens, one.n, one.k // tp, 1),
+            "experts": (sent // local, one.n, one.k, local),
+        }
+        return sent if one.split == "experts" else own, rows.get(one.split, (own, one.n, one.k, 1))
+
     def layer(self, routed: bool, windowed: bool) -> PipelineStage:
         """A layer, with experts or without, as a stage of its own."""
-        model, (_, _, cp, tp, ep), group = self.model, self.layout.mesh, self.tokens
-        own, hidden, size, ffn = group // tp, model.hidden, model.size, model.ffn
-        sent, local = own * model.top_k * routed, max(model.experts // ep, 1)
-        kv = model.kv * 2 * size + model.heads * (size + model.rope)
-        dense = (model.shared_experts * ffn if routed else model.dense_ffn or ffn) * own
-        inner, matmuls = dense + sent * ffn, model.matmuls(routed)  # elements inside of activation functions
-        inputs, remade = (own * sum(one.k for one in matmuls if one.remade or every) for every in (True, False))
-        gradients = own * sum(one.n for one in matmuls)
-        shapes = [
-            (
-                own if split == "none" else group,
-                n // tp if split == "columns" else n,
-                k // tp if split == "rows" else k,
-                1,
-            )
-            for split, k, n, _ in matmuls
-        ]
-        if routed:
-            shapes += [(sent // local, (1 + model.gated) * ffn, hidden, local), (sent // local, hidden, ffn, local)]
-            inputs, remade = inputs + sent * (hidden + ffn), remade + sent * ffn
-            gradients += sent * hidden + sent * (1 + model.gated) * ffn
-        work = [sum(us) for us in zip(*(self.matmul_us(*shape) for shape in shapes), strict=True)]
+        model, (_, _, _, tp, ep), hidden = self.model, self.layout.mesh, self.model.hidden
+        matmuls, own = [(one, *self.placed(one)) for one in model.matmuls(routed)], self.tokens // tp
+        work = [sum(us) for us in zip(*(self.matmul_us(*shape) for _, _, shape in matmuls), strict=True)]
+        inputs, gradients = (sum(rows * getattr(one, of) for one, rows, _ in matmuls) for of in ("k", "n"))
+        remade = sum(rows * one.k for one, rows, _ in matmuls if one.remade)
+        inner = sum(  # elements inside of activation functions
+            rows * one.k for one, rows, _ in matmuls if one.remade and one.split in ("rows", "experts")
+        )
+        qkv = own * (2 * model.kv * model.size + model.heads * (model.size + model.rope))
         again = 4 * own * hidden + (2 + model.gated) * inner
-        pointwise = again + own * (4 * hidden + 2 * kv) + 5 * sent * hidden
-        work[0] += self.compute_us(FUSED, 0, pointwise)
-        work[1] += self.compute_us(FUSED, 0, pointwise + 2 * own * hidden + (1 + model.gated) * inner)
-        ways = [self.collective_us(op, 2 * group * hidden, "tp") for op in ("all_gather", "reduce_scatter")]
-        passes_us = sum(ways) * (2 if dense else 1) + 2 * self.collective_us("all_to_all", 2 * sent * hidden, "ep")
-        keys_us = self.collective_us("all_gather", 4 * group * cp * model.kv // tp * size, "cp")
-        waits = [passes_us, passes_us, 0.0]
+        sorts = 6 if model.experts > ep else 2  # of rows that are sent, read or written
+        pointwise = again + 4 * own * hidden + 2 * qkv + own * hidden * routed * (2 + sorts * model.top_k)
+        work[0] += self.fused_us(pointwise)
+        work[1] += self.fused_us(pointwise + 2 * own * hidden + (1 + model.gated) * inner)
+        waits, saved, temporary = self._waits(routed), inputs + 2 * own * hidden + qkv, gradients
+        saved += inner * (1 + model.gated)
         for k, us in enumerate(self.attention_us(windowed)):
             work[k] += us
-            waits[k] += max((k + 1) * keys_us - us * (cp - 1) / cp, 0.0)
-        saved, temporary = inputs + own * (2 * hidden + kv) + inner * (1 + model.gated), gradients
+            waits[k] += self._keys_us(k + 1, us)
         if self.layout.recompute == "full":
             work[1], waits[1], saved, temporary = sum(work[:2]), sum(waits[:2]), own * hidden, temporary + saved
         elif self.layout.recompute == "selective":
-            work[1] += self.compute_us(FUSED, 0, again)
+            work[1] += self.fused_us(again)
             saved, temporary = saved - remade, temporary + remade
         held, of_experts = model.layer_parameters(routed)
         return self.stage(work, waits, (saved, inputs + gradients, temporary), held // tp, of_experts // ep)
 
-    def embedding(self) -> PipelineStage:
-        """Look-up, whose backward adds up rows."""
-        own, held = self.tokens // self.layout.mesh.tp, self.model.vocabulary // self.layout.mesh.tp
-        us, passes_us = self.compute_us(FUSED, 0, 2 * own * self.model.hidden), self._head_us()
-        return self.stage([us, 0.0, us], [passes_us, 0.0, passes_us], (0, 0, own), held * self.model.hidden)
+    def _waits(self, routed: bool) -> list[float]:
+        """Microseconds of F, I and W for collectives of tensor and expert parallelism."""
+        nbytes, mesh = 2 * self.tokens * self.model.hidden, self.layout.mesh
+        blocks = 2 if not routed or self.model.shared_experts else 1
+        us = blocks * sum(self.collective_us(op, nbytes, "tp") for op in ("all_gather", "reduce_scatter"))
+        us += 2 * routed * self.collective_us("all_to_all", nbytes / mesh.tp * self.model.top_k, "ep")
+        return [us, us, 0.0]
 
-    def head(self) -> PipelineStage:
-        """Norm, logits and loss (in 32 bits)."""
+    def _keys_us(self, times: int, attention_us: float) -> float:
+        """Microseconds for keys and values that are gathered so often while attention runs on those of other ranks."""
+        cp, model = self.layout.mesh.cp, self.model
+        nbytes = 4 * self.tokens * cp * model.kv // self.layout.mesh.tp * model.size
+        return max(times * self.collective_us("all_gather", nbytes, "cp") - attention_us * (cp - 1) / cp, 0.0)
+
+    def ends(self) -> tuple[PipelineStage, PipelineStage]:
+        """The embedding, whose backward adds up rows; and the head: norm, logits and loss (in 32 bits)."""
         (pp, _, _, tp, _), hidden = self.layout.mesh, self.model.hidden
-        columns, own, passes_us = self.model.vocabulary // tp, self.tokens // tp * hidden, self._head_us()
+        own, columns = self.tokens // tp * hidden, self.model.vocabulary // tp
+        us, passes_us = self.fused_us(2 * own), self.collective_us("all_gather", 2 * own * tp, "tp")
+        embedding = self.stage([us, 0.0, us], [passes_us, 0.0, passes_us], (0, 0, own), columns * hidden)
         logits, work = self.tokens * columns, self.matmul_us(self.tokens, columns, hidden)
-        loss_us = self.compute_us(FUSED, 0, 5 * logits + 3 * own)
-        sizes, held = (2 * (logits + own), 2 * (logits + own), 3 * logits), columns * hidden
-        held = 0 if self.model.tied and pp == 1 else held
-        return self.stage([work[0] + loss_us, work[1] + loss_us, work[2]], [passes_us, passes_us, 0.0], sizes, held)
-
-    def _head_us(self) -> float:
-        return self.collective_us("all_gather", 2 * self.tokens * self.model.hidden, "tp")
+        loss_us, kept = self.fused_us(5 * logits + 3 * own), 2 * (logits + own)
+        held = 0 if self.model.tied and pp == 1 else columns * hidden
+        work = [work[0] + loss_us, work[1] + loss_us, work[2]]
+        return embedding, self.stage(work, [passes_us, passes_us, 0.0], (kept, kept, 3 * logits), held)
 
     def stage(
         self, work: Floats, waits: Floats, sizes: tuple[int, int, int], own: int, experts: int = 0
@@ -340,16 +361,17 @@ class LayerPrices:
         sharded, slowed = sharding == "fsdp", 1 - 1 / self.cluster.contention.slowdown.get("any", 1.0)
         moves_us = (gather_us, ahead_us), (gather_us + reduce_us, back_us), (0.0, 0.0)
         more_us = [max(moved_us - us, moved_us * slowed) * sharded for moved_us, us in moves_us]
-        waits = [us + more for us, more in zip(waits, more_us, strict=True)]
-        once_us = 0.0 if sharded else max(gather_us - ahead_us, 0.0)
-        live = [2 * GATHERED, 3 * GATHERED + REDUCED, 3 * GATHERED + REDUCED]
+        live = [2 * GATHERED, *[3 * GATHERED + REDUCED] * 2]
         sent = 2 * self.tokens // mesh.tp * self.model.hidden
         ahead, back, weights = (
-            PipelineBlock(us + wait, 2 * sizes[2] + more * sharded * (own + experts), sent, exposed_us=wait)
-            for us, wait, more in zip(work, waits, live, strict=True)
+            PipelineBlock(
+                us + wait + more, 2 * sizes[2] + held * sharded * (own + experts), sent, exposed_us=wait + more
+            )
+            for us, wait, more, held in zip(work, waits, more_us, live, strict=True)
         )
         whole = replace(back, time_us=back.time_us + weights.time_us, exposed_us=back.exposed_us + weights.exposed_us)
         static = STATES[sharding][0] * (own + experts) + STATES[sharding][1] * divided
+        once_us = 0.0 if sharded else max(gather_us - ahead_us, 0.0)
         return PipelineStage(
             *(ahead, whole, back, weights, 2 * sizes[0], 2 * sizes[1], round(static)),
             reduce=None if sharded else PipelineBlock(max(reduce_us - back_us, 0.0)),
@@ -358,5 +380,5 @@ class LayerPrices:
 
     def stages(self) -> tuple[PipelineStage, ...]:
         """The embedding, the layers, the head."""
-        layers = {kind: self.layer(*kind) for kind in set(self.model.kinds)}
-        return self.embedding(), *(layers[kind] for kind in self.model.kinds), self.head()
+        layers, (embedding, head) = {kind: self.layer(*kind) for kind in set(self.model.kinds)}, self.ends()
+        return embedding, *(layers[kind] for kind in self.model.kinds), head

@@ -22,10 +22,11 @@ from rich.table import Table
 from overlap_sched import __version__
 from overlap_sched.pipeline.action import parts
 from overlap_sched.pipeline.best import FOUND, OF_A_BOUND, FoundPipeline
-from overlap_sched.pipeline.capacity import CapacityPlan, Question
+from overlap_sched.pipeline.capacity import CapacityPlan
 from overlap_sched.pipeline.compare import ChangedJob, PlannedPipeline, RankShortage
 from overlap_sched.pipeline.graphs import JobGraphs
 from overlap_sched.pipeline.job import PipelineJob
+from overlap_sched.pipeline.question import Question
 from overlap_sched.pipeline.replay import RunItem, inside_us, memory_curves
 from overlap_sched.report.colours import EXPOSED, PIPELINE
 from overlap_sched.report.table import captioned_table

@@ -1,6 +1,7 @@
 """Layouts of a model on so many GPUs: parameters as published, operations by hand, and all layouts tried by force."""
 
 import json
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,10 @@ import pytest
 
 from overlap_sched.cost.cluster import read_cluster
 from overlap_sched.errors import PipelineError
-from overlap_sched.pipeline.capacity import Question, estimate_us, even_cut
+from overlap_sched.pipeline.capacity import estimate_us, even_cut, plan_capacity
 from overlap_sched.pipeline.compare import named, plan_pipeline
 from overlap_sched.pipeline.dimensions import LayerPrices, Layout, Mesh, Recompute, Sharding, read_model
+from overlap_sched.pipeline.question import Question
 from tests.support.examples import Command
 
 TINY = {"hidden": 2048, "layers": 8, "heads": 16, "ffn": 5632, "vocabulary": 32000}
@@ -87,26 +89,24 @@ def test_rounds_repeat(schedule: str) -> None:
 def test_pruning_loses_nothing(limit: int, experts: int) -> None:
     model = TINY | ({"experts": experts, "top_k": 2, "ffn": 1408} if experts else {})
     question = ask(model=model, memory_limit=limit, pp=(1, 2, 4), top=5, schedules=("1f1b", "interleaved:2", "zbv"))
-    steps = []
+    steps = defaultdict[object, list[float]](list)
     for layout in question.layouts():
-        job, own = question.job(layout), list[float]()
+        job = question.job(layout)
         for name in question.schedules if job.ranks > 1 else ("1f1b",):
             planned = plan_pipeline(job, named(name), even_cut(job, named(name)))
-            own += [] if planned.shortage else [planned.replay.step_us]
-        steps += [min(own)] if own else []
-    found = question.plan()
-    assert [one.planned.replay.step_us for one in found] == sorted(steps)[:5]
+            steps[layout.mesh, layout.sharding] += [] if planned.shortage else [planned.replay.step_us]
+    found = plan_capacity(question)
+    assert [one.planned.replay.step_us for one in found] == sorted(min(own) for own in steps.values() if own)[:5]
     assert all(one.peak_bytes <= limit for one in found)
 
 
 def test_what_binds() -> None:
-    (slow,) = ask(pp=(1,), tp=(8,), micro_batch=(1,), recompute=("none",)).plan()
+    (slow,) = plan_capacity(ask(pp=(1,), tp=(8,), micro_batch=(1,), recompute=("none",)))
     assert slow.binds == "tp"
-    (bubbles,) = ask(
-        gpus=4, global_batch=4, pp=(4,), tp=(1,), micro_batch=(1,), recompute=("none",), sharding=("zero1",)
-    ).plan()
+    one = {"micro_batch": (1,), "recompute": ("none",), "sharding": ("zero1",)}
+    (bubbles,) = plan_capacity(ask(gpus=4, global_batch=4, pp=(4,), tp=(1,), **one))
     assert bubbles.binds == "bubble"
-    plans = ask(pp=(1,), tp=(1,), cp=(1,), recompute=("full",), micro_batch=(2,)).plan()
+    plans = plan_capacity(ask(pp=(1,), tp=(1,), cp=(1,), recompute=("full",), micro_batch=(2,)))
     assert {plan.binds for plan in plans} == {"memory"}
 
 
@@ -118,7 +118,7 @@ def test_what_binds() -> None:
 )  # fmt: skip
 def test_errors(given: dict[str, Any], said: str) -> None:
     with pytest.raises(PipelineError, match=said):
-        ask(**given).plan()
+        plan_capacity(ask(**given))
 
 
 def test_the_command(cli: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

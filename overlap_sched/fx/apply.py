@@ -196,8 +196,7 @@ def _schedule_graph(
     if not lifted.problem.collectives and options.base == "original":
         said = collectives_text(lifted.problem)
         return replace(report, reason=NO_COLLECTIVES if said.startswith("0") else f"{NO_COLLECTIVES} to move: {said}")
-    launches = [lifted.nodes[v] for v in lifted.problem.collectives]
-    if may_rewrite(launches, options):
+    if may_rewrite([lifted.nodes[v] for v in lifted.problem.collectives], options):
         made = plan_lifted(lifted, options, alike_of(gm))
         report = replace(report, schedule=made.schedule, refused=made.refused)
         if made.rewrites:

@@ -75,8 +75,7 @@ def kept_inputs(
     """
     names = {node.name for node in inputs} | {node.target for node in inputs}
     stays, goes = _predicate(parameters, names, "parameters"), _predicate(donated, names, "donated")
-    backward = any(node.name.startswith("tangents") for node in inputs)
-    by_name = backward or memory_model == "tracker"
+    by_name = memory_model == "tracker" or any(node.name.startswith("tangents") for node in inputs)
     stay = [n for n in inputs if stays(n) or STAYS in n.meta]
     return {*stay, *(n for n in inputs if not goes(n) and (not by_name or n.name.startswith("primals")))}
 

@@ -8,12 +8,14 @@ Forward and backward of a whole step; of a backward, what gives the gradient of 
     first     w x   mm1 relu output                    returns what the second needs: as live as in the whole
     second    w relu | mm2 mm3 mm4 output              takes it as inputs
 
+Split: into several, to run one behind the other, each with what it uses as its inputs.
+
 Joined: side by side, sharing nothing but their streams, or some of their nodes, too. The forward of one micro-batch
 beside the backward of another, or the halves of a batch behind the same weights. Listed one behind the other, and
 returned together: what any of them returns is held until all have run.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from overlap_sched.problem import Kind, Node, NodeId, Order, Problem, Storage, StorageId
@@ -138,3 +140,38 @@ def join_problems(name: str, problems: Sequence[Problem], shared: Sequence[Seque
     links = {group: link for problem in problems for group, link in problem.contention.links.items()}
     contention = replace(one.contention, links=links)
     return JoinedProblem(Problem(name, tuple(nodes), tuple(storages), groups, one.memory_model, contention), part, rank)
+
+
+def split_problem(
+    problem: Problem, part: Sequence[int], sent: Collection[StorageId], returned: Sequence[Collection[StorageId]]
+) -> list[Problem]:
+    """Each part of a problem with its own nodes, in their original order, and as inputs what others make or hold.
+
+    Args:
+        problem: The whole.
+        part: Per node, the index of its part; of inputs and outputs it says nothing: an input is in each part that
+            uses it.
+        sent: Storages that go from the part that makes them through each one to the last that uses them. Others that
+            another part makes are there, as inputs.
+        returned: Per part, storages that live to its end, where it makes them or has them; it returns what it sends.
+    """
+    nodes, maker = problem.nodes, problem.maker
+    own: list[list[NodeId]] = [[] for _ in returned]
+    for v, node in enumerate(nodes):
+        if node.kind not in (Kind.INPUT, Kind.OUTPUT):
+            own[part[v]].append(v)
+    home = {s: k for k, one in enumerate(own) for v in one for s in nodes[v].alloc}
+    taken = [{s for v in one for s in nodes[v].use if home.get(s) != k} for k, one in enumerate(own)]
+    given = [set(one) for one in returned]
+    for s in sent:
+        for k in range(home[s], max((k for k, one in enumerate(taken) if s in one), default=-1)):
+            given[k].add(s)
+            taken[k + 1].add(s)
+    found = []
+    for k, one in enumerate(own):
+        received = [Node(f"{nodes[maker[s]].name}.{s}", Kind.INPUT, alloc=(s,)) for s in sorted(taken[k])]
+        place = {v: len(received) + i for i, v in enumerate(one)}
+        left = tuple(s for s in sorted(given[k]) if home.get(s) == k or s in taken[k])
+        end = Node("given", Kind.OUTPUT, tuple(dict.fromkeys(maker[s] for s in left)), (), left)
+        found.append(_of(problem, f"{k}", [*received, *(nodes[v] for v in one), end], place))
+    return found

@@ -111,12 +111,16 @@ class JobGraphs:
 
     Attributes:
         graphs, pairs: By name.
+        parts: By name, graphs that are not read: parts of others.
+        notes: What a reader of the figures should know.
     """
 
     def __init__(self, read: ReadGraph, order: Orderer | None = None) -> None:
         """Take a function that reads a graph, and one that orders it; ``None``: all run as they are written."""
-        self._read, self._order = cache(read), order
+        self.read, self._order = cache(read), order
         self.graphs: dict[str, MeasuredGraph] = {}
+        self.parts: dict[str, Problem] = {}
+        self.notes: dict[str, None] = {}
         self.pairs: dict[tuple[str, str], MeasuredGraph] = {}
         self._blocks: dict[tuple[str, int | None], GraphBlock] = {}
 
@@ -144,6 +148,9 @@ class JobGraphs:
             return self._block(name, lambda: cut_problem(problem.renumbered(order), count)[which], parameter_bytes)
 
         return half(0), half(1)
+
+    def _read(self, source: GraphSource) -> Problem:
+        return self.parts.get(source.name) or self.read(source)
 
     def _block(self, name: str, problem: Callable[[], Problem], parameter_bytes: int | None) -> GraphBlock:
         if (name, parameter_bytes) not in self._blocks:

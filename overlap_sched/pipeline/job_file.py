@@ -5,6 +5,7 @@ Files are not trusted: every key, type, unit and range is checked, and an error 
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -23,6 +24,7 @@ from overlap_sched.pipeline.job import (
     Route,
     with_recomputation,
 )
+from overlap_sched.pipeline.layers import ModelStage, cut_model
 from overlap_sched.problem.file import DEFAULT_LIMITS, DamagedError, Limits, read_bytes
 
 _ZERO = Bytes(0)
@@ -58,6 +60,16 @@ class _StageTable(Table):
     recompute: bool | _RecomputeTable = False
 
 
+class _ModelTable(Table):
+    forward: str
+    backward: str
+    layers: tuple[Positive, ...] | None = None
+    stages: Positive | None = None
+    gradients: Bytes = _ZERO
+    optimizer: Bytes = _ZERO
+    recompute: bool = False
+
+
 class _LinkTable(Table):
     bandwidth: Bandwidth
     latency: Time = Time(0.0)
@@ -73,6 +85,7 @@ class _JobTable(Table):
     ranks: Positive
     micro_batches: Positive
     stage: tuple[_StageTable, ...] = ()
+    model: _ModelTable | None = None
     name: str = ""
     cluster: str = ""
     ranks_per_node: Positive = 1
@@ -120,9 +133,10 @@ def parse_job(
 ) -> PipelineJob:
     """The job in a text; ``where``: how errors name it. Raises as :func:`read_job`."""
     file = decode_toml(text, _JobTable, where, PipelineError, instead)
-    count, batches, ranks = sum(one.repeat for one in file.stage), file.micro_batches, file.ranks
+    tables = file.stage if file.model is None else _stages_of(file.model, file, where, folder, graphs)
+    count, batches, ranks = sum(one.repeat for one in tables), file.micro_batches, file.ranks
     if not count:
-        raise PipelineError(f"{where}: stage is missing; write [[stage]] above each stage.")
+        raise PipelineError(f"{where}: stage is missing; write [[stage]] above each stage, or [model].")
     if 3 * count * batches > MAX_ACTIONS:
         raise PipelineError(
             f"{where}: {count} stages and {batches} micro-batches make {3 * count * batches:,} actions, more than "
@@ -131,7 +145,7 @@ def parse_job(
     if ranks > count:
         raise PipelineError(f"{where}: ranks is {ranks}, and there are {count} stages: give one per rank, or more.")
     stages, received = list[PipelineStage](), 0
-    for k, one in enumerate(file.stage):
+    for k, one in enumerate(tables):
         stage = _StageReader(file, folder, graphs, f"{where}: stage[{k}]").stage(one)
         way = one.recompute if isinstance(one.recompute, _RecomputeTable) else _RecomputeTable()
         for _ in range(one.repeat):
@@ -154,6 +168,50 @@ def parse_job(
         memory_limit_bytes=_limits(file.memory_limit, where, ranks),
         pair_factor=file.pair,
     )
+
+
+def _source(file: _JobTable, folder: Path, graph: str) -> GraphSource:
+    return GraphSource(graph, folder / graph, file.cluster or None, tuple(file.groups.items()))
+
+
+def _stages_of(model: _ModelTable, file: _JobTable, where: str, folder: Path, graphs: JobGraphs) -> list[_StageTable]:
+    """The stages of a model, whose graphs they name; gradients and states are dealt out as parameters are."""
+    if file.stage or (model.layers is not None and model.stages is not None):
+        both = "[model] and [[stage]]" if file.stage else "layers per stage and a number of stages"
+        raise PipelineError(f"{where}: model: there are {both}. Leave one out.")
+    forward, backward = (graphs.read(_source(file, folder, graph)) for graph in (model.forward, model.backward))
+    try:
+        cut = cut_model(forward, backward, model.layers, model.stages)
+    except PipelineError as error:
+        raise PipelineError(f"{where}: model: {error}") from None
+    graphs.notes[cut.words] = None
+    firsts = dict[object, ModelStage]()  # of stages alike
+    ends = [0, *accumulate(stage.parameter_bytes for stage in cut.stages)]
+
+    def table(k: int, stage: ModelStage) -> _StageTable:
+        first = firsts.setdefault(stage.forward.contents, stage), firsts.setdefault(stage.backward.contents, stage)
+        ahead, back = (f"{of} ({one.name})" for of, one in zip((model.forward, model.backward), first, strict=True))
+        graphs.parts.update({ahead: first[0].forward, back: first[1].backward})
+        gradients, optimizer = (
+            Bytes(total * ends[k + 1] // max(ends[-1], 1) - total * ends[k] // max(ends[-1], 1))
+            for total in (model.gradients, model.optimizer)
+        )
+        sent, buffer, gradient = map(Bytes, (stage.output_bytes, stage.buffer_bytes, stage.gradient_bytes))
+        alone = not stage.gradient  # no other stage waits for its backward, which is one half
+        return _StageTable(
+            forward=_BlockTable(problem=ahead, output=sent, send_buffer=buffer),
+            backward=_BlockTable(problem=back, output=gradient, output_node=first[1].gradient),
+            input_gradient=_BlockTable(problem=back) if alone else None,
+            weight_gradient=_BlockTable(time=Time(0.0)) if alone else None,
+            parameters=Bytes(stage.parameter_bytes),
+            gradients=gradients,
+            optimizer=optimizer,
+            saved=Bytes(stage.saved_bytes),
+            kept=_ZERO if alone else None,
+            recompute=model.recompute,
+        )
+
+    return [table(k, stage) for k, stage in enumerate(cut.stages)]
 
 
 class _StageReader:
@@ -191,7 +249,7 @@ class _StageReader:
         return PipelineStage(_measured(graph, ahead, saved), back, half_i, half_w, saved, kept, static, reduce, step)
 
     def _source(self, graph: str) -> GraphSource:
-        return GraphSource(graph, self._folder / graph, self._file.cluster or None, tuple(self._file.groups.items()))
+        return _source(self._file, self._folder, graph)
 
     def _given(self, table: _StageTable, key: str) -> tuple[GraphBlock | None, PipelineBlock]:
         """The graph of a block if it has one, and the block as its numbers say."""

@@ -5,10 +5,9 @@ Files are not trusted: every key, type, unit and range is checked, and an error 
 
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import accumulate
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -63,10 +62,9 @@ class _StageTable(Table):
 class _ModelTable(Table):
     forward: str
     backward: str
-    layers: tuple[Positive, ...] | None = None
-    stages: Positive | None = None
-    gradients: Bytes = _ZERO
-    optimizer: Bytes = _ZERO
+    layers: Positive | Annotated[tuple[Positive, ...], msgspec.Meta(min_length=1)] | None = None
+    gradients: Number = 0.0
+    optimizer: Number = 0.0
     recompute: bool = False
 
 
@@ -175,43 +173,31 @@ def _source(file: _JobTable, folder: Path, graph: str) -> GraphSource:
 
 
 def _stages_of(model: _ModelTable, file: _JobTable, where: str, folder: Path, graphs: JobGraphs) -> list[_StageTable]:
-    """The stages of a model, whose graphs they name; gradients and states are dealt out as parameters are."""
-    if file.stage or (model.layers is not None and model.stages is not None):
-        both = "[model] and [[stage]]" if file.stage else "layers per stage and a number of stages"
-        raise PipelineError(f"{where}: model: there are {both}. Leave one out.")
+    """The stages of a model, and their graphs: those that are alike are one."""
     forward, backward = (graphs.read(_source(file, folder, graph)) for graph in (model.forward, model.backward))
     try:
-        cut = cut_model(forward, backward, model.layers, model.stages)
+        cut = cut_model(forward, backward, model.layers)
     except PipelineError as error:
         raise PipelineError(f"{where}: model: {error}") from None
-    graphs.notes[cut.words] = None
-    firsts = dict[object, ModelStage]()  # of stages alike
-    ends = [0, *accumulate(stage.parameter_bytes for stage in cut.stages)]
-
-    def table(k: int, stage: ModelStage) -> _StageTable:
-        first = firsts.setdefault(stage.forward.contents, stage), firsts.setdefault(stage.backward.contents, stage)
-        ahead, back = (f"{of} ({one.name})" for of, one in zip((model.forward, model.backward), first, strict=True))
-        graphs.parts.update({ahead: first[0].forward, back: first[1].backward})
-        gradients, optimizer = (
-            Bytes(total * ends[k + 1] // max(ends[-1], 1) - total * ends[k] // max(ends[-1], 1))
-            for total in (model.gradients, model.optimizer)
-        )
+    graphs.notes[f"{where}: {cut.words}"] = None
+    alike, tables = dict[object, ModelStage](), list[_StageTable]()
+    for stage in cut.stages:
+        ahead, back = (alike.setdefault(graph.contents, stage) for graph in (stage.forward, stage.backward))
+        names = f"{model.forward} ({ahead.name})", f"{model.backward} ({back.name})"
+        graphs.parts.update(zip(names, (ahead.forward, back.backward), strict=True))
         sent, buffer, gradient = map(Bytes, (stage.output_bytes, stage.buffer_bytes, stage.gradient_bytes))
-        alone = not stage.gradient  # no other stage waits for its backward, which is one half
-        return _StageTable(
-            forward=_BlockTable(problem=ahead, output=sent, send_buffer=buffer),
-            backward=_BlockTable(problem=back, output=gradient, output_node=first[1].gradient),
-            input_gradient=_BlockTable(problem=back) if alone else None,
-            weight_gradient=_BlockTable(time=Time(0.0)) if alone else None,
-            parameters=Bytes(stage.parameter_bytes),
-            gradients=gradients,
-            optimizer=optimizer,
-            saved=Bytes(stage.saved_bytes),
-            kept=_ZERO if alone else None,
-            recompute=model.recompute,
+        tables.append(
+            _StageTable(
+                forward=_BlockTable(problem=names[0], output=sent, send_buffer=buffer),
+                backward=_BlockTable(problem=names[1], output=gradient, output_node=back.gradient),
+                parameters=Bytes(stage.parameter_bytes),
+                gradients=Bytes(stage.parameter_bytes * model.gradients),
+                optimizer=Bytes(stage.parameter_bytes * model.optimizer),
+                saved=Bytes(stage.saved_bytes),
+                recompute=model.recompute,
+            )
         )
-
-    return [table(k, stage) for k, stage in enumerate(cut.stages)]
+    return tables
 
 
 class _StageReader:

@@ -15,7 +15,7 @@ beside the backward of another, or the halves of a batch behind the same weights
 returned together: what any of them returns is held until all have run.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from overlap_sched.problem import Kind, Node, NodeId, Order, Problem, Storage, StorageId
@@ -143,9 +143,9 @@ def join_problems(name: str, problems: Sequence[Problem], shared: Sequence[Seque
 
 
 def split_problem(
-    problem: Problem, part: Sequence[int], sent: Collection[StorageId], returned: Sequence[Collection[StorageId]]
-) -> list[Problem]:
-    """Each part of a problem with its own nodes, in their original order, and as inputs what others make or hold.
+    problem: Problem, part: Sequence[int], sent: Iterable[StorageId], returned: Sequence[Collection[StorageId]]
+) -> list[tuple[Problem, set[StorageId]]]:
+    """Each part with its own nodes, in their original order; and the storages of the whole that are its inputs.
 
     Args:
         problem: The whole.
@@ -174,4 +174,4 @@ def split_problem(
         left = tuple(s for s in sorted(given[k]) if home.get(s) == k or s in taken[k])
         end = Node("given", Kind.OUTPUT, tuple(dict.fromkeys(maker[s] for s in left)), (), left)
         found.append(_of(problem, f"{k}", [*received, *(nodes[v] for v in one), end], place))
-    return found
+    return list(zip(found, taken, strict=True))

@@ -59,7 +59,7 @@ class Size:
 def measure_file(path: Path, effort: int, comm_scale: float) -> Size:
     """Read, schedule, bound; in this process."""
     began = time.perf_counter()
-    problem = read_problem(path, comm_scale)
+    problem = read_problem(path).with_comm_scale(comm_scale)
     read = time.perf_counter()
     cpu = time.process_time()
     result = schedule(problem, Options(effort=effort))

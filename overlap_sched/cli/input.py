@@ -24,7 +24,7 @@ from overlap_sched.cost.plausible import question_step
 from overlap_sched.cost.profile import Profile, RankTrace, apply_profile, read_traces
 from overlap_sched.errors import MissingExtraError, OptionsError, ProblemError
 from overlap_sched.options import Options
-from overlap_sched.problem import Kind, Problem
+from overlap_sched.problem import Problem
 from overlap_sched.problem.file import GZIP, nameable, problem_bytes, read_problem, redact_problem
 from overlap_sched.problem.pins import pinned
 from overlap_sched.report.files import write_file
@@ -155,10 +155,7 @@ def load(source: Input, tell: Tell, wants: Collection[Want] = ()) -> Loaded:
     if given != own:
         slowdown, links = {**own.slowdown, **given.slowdown}, {**own.links, **given.links}
         problem = replace(problem, contention=replace(own, slowdown=slowdown, links=links))
-    if source.comm_scale != 1.0:
-        scale = {Kind.COLLECTIVE: source.comm_scale}
-        nodes = (node._replace(time_us=node.time_us * scale.get(node.kind, 1.0)) for node in problem.nodes)
-        problem = replace(problem, nodes=tuple(nodes))
+    problem = problem if source.comm_scale == 1.0 else problem.with_comm_scale(source.comm_scale)
     ops = sorted({problem.nodes[v].op for v in problem.collectives} - {""})
     misspelt = [
         f"--slowdown {kind}: no collective begins with {kind!r}; there are {', '.join(ops) or 'none'}"

@@ -20,7 +20,7 @@ from overlap_sched.cost.cluster import ASSUMED
 from overlap_sched.cost.repricing import MACHINE, on_machine
 from overlap_sched.errors import OptionsError
 from overlap_sched.judge.replay import replay
-from overlap_sched.judge.validate import Promise, broken_promise, measure
+from overlap_sched.judge.validate import broken_promise, measure
 from overlap_sched.options import Options
 from overlap_sched.pipeline.compare import read_axes
 from overlap_sched.problem import Order, Problem
@@ -30,7 +30,7 @@ from overlap_sched.report.colours import AFTER, BEFORE, LIMIT
 from overlap_sched.report.table import captioned_table
 from overlap_sched.report.units import duration, from_to, memory_unit, printable, size, time_unit
 from overlap_sched.report.words.schedule import gain_of, gain_text, gap_percent, with_contention_line
-from overlap_sched.scheduler.driver import Schedule, figures_of, schedule
+from overlap_sched.scheduler.driver import Schedule, figures_of, promise_of, schedule
 from overlap_sched.scheduler.task import SAME_STEP
 
 MEMORY = ("headroom", "memory_limit")
@@ -148,19 +148,12 @@ def _with_order_of(found: Schedule, other: Schedule) -> Schedule | None:
     runs = not other.short_bytes or (same_device and other.short_bytes <= found.short_bytes)
     if other.order == found.order or not runs:
         return None
-    problem, asked, measured = found.problem, found.options, measure(found.problem, other.order)
+    problem, measured = found.problem, measure(found.problem, other.order)
     better = measured.timeline.step_us < found.scheduled.step_us * (1 - SAME_STEP)
     if not (other.short_bytes < found.short_bytes if found.short_bytes else better):
         return None
-    promise = Promise(
-        found.base_bytes,
-        found.headroom_bytes,
-        asked.budget,
-        asked.preserve_collective_order,
-        asked.concurrent_groups,
-        asked.pins,
-    )
-    if broken_promise(problem, measure(problem, problem.original_order), measured, promise) is not None:
+    original, promise = measure(problem, problem.original_order), promise_of(found.options, found.base_bytes)
+    if broken_promise(problem, original, measured, promise) is not None:
         return None
     figures = figures_of(problem, measured)
     return replace(found, order=other.order, scheduled=figures, decisions=(), short_bytes=other.short_bytes)

@@ -55,8 +55,6 @@ MAX_TOTAL_BYTES = 2**60
 """All storages together: sums stay exact in 64 bits."""
 MAX_RANKS = 2**31 - 1
 """Of one process group: ranks are 32-bit integers everywhere."""
-MAX_COUNT = 2**63 - 1
-"""Operations, or bytes moved, of one node."""
 
 
 class Kind(StrEnum):
@@ -84,9 +82,6 @@ and the program waits only where the node is."""
 
 ANY_GROUP = "*"
 """In ``Node.launches``: on a process group that is not known, so perhaps on each."""
-
-TIMED = (Kind.COMPUTE, Kind.COLLECTIVE)
-"""Kinds of nodes that take time."""
 
 
 class Storage(NamedTuple):
@@ -191,14 +186,16 @@ class Problem:
         object.__setattr__(made, "nodes", tuple(node._replace(time_us=node.time_us * by) for node, by in times))
         return made
 
+    def with_comm_scale(self, factor: float) -> "Problem":
+        """The same with the time of each collective multiplied by a factor of 0 or more."""
+        nodes = (n._replace(time_us=n.time_us * factor) if n.kind is Kind.COLLECTIVE else n for n in self.nodes)
+        return replace(self, nodes=tuple(nodes))
+
     @cached_property
     def maker(self) -> tuple[NodeId, ...]:
         """Per storage, the id of the node that allocates it (-1: nobody does, and nobody uses it)."""
-        made_by = [-1] * len(self.storages)
-        for v, node in enumerate(self.nodes):
-            for s in node.alloc:
-                made_by[s] = v
-        return tuple(made_by)
+        made_by = {s: v for v, node in enumerate(self.nodes) for s in node.alloc}
+        return tuple(made_by.get(s, -1) for s in range(len(self.storages)))
 
     @cached_property
     def predecessors(self) -> tuple[tuple[NodeId, ...], ...]:
@@ -327,12 +324,10 @@ def _faults(problem: Problem) -> Iterator[str]:
     for v, node in enumerate(nodes):
         if (first := seen.setdefault(node.name, v)) != v:
             yield f"nodes {first} and {v} are both named {node.name!r}. Orders are lists of names: give each its own."
-    forward = False
     for v, node in enumerate(nodes):
         if fault := _fault(problem, node):
             yield f"{node.kind.value} {v} ({node.name!r}) {fault}"
-        forward = forward or max(node.deps, default=-1) >= v or (node.collective or 0) > v
-    if forward:
+    if any(max(node.deps, default=-1) >= v or (node.collective or 0) > v for v, node in enumerate(nodes)):
         yield _forward_dependency(nodes)
     yield from _storage_faults(problem)
     for name, link in problem.contention.links.items():
@@ -355,10 +350,10 @@ def _fault(problem: Problem, node: Node) -> str:
         return f"has dependencies {list(node.deps)}, but inputs are there from the start. Make it a compute node."
     if not 0.0 <= node.time_us <= MAX_FLOAT:
         return f"takes {show_number(node.time_us)} us: times are finite and 0 or more. Check its cost."
-    if node.time_us and kind not in TIMED:
+    if node.time_us and kind not in (Kind.COMPUTE, Kind.COLLECTIVE):
         return f"takes {node.time_us} us, as only compute and collectives do. Make it a compute node, or drop its time."
     for what, count in (("flops", node.flops), ("bytes", node.bytes)):
-        if not 0 <= count <= MAX_COUNT:
+        if not 0 <= count < 2**63:
             return f"has {show_number(count)} {what}: counts are 0 or more, and below 2**63. Check its cost."
     if launch is not None and kind is not Kind.WAIT:
         return "names a collective to wait for. Only waits do: make it a wait or drop `collective`."

@@ -36,7 +36,6 @@ from overlap_sched.errors import InputTooLargeError, OptionsError, ProblemError
 from overlap_sched.problem import ANY_GROUP, Group, Kind, MemoryModel, Node, Problem, Storage
 from overlap_sched.problem.contention import NO_CONTENTION, Contention
 from overlap_sched.problem.pins import pinned, read_mark
-from overlap_sched.problem.sizes import MAX_FLOAT, show_number
 
 T = TypeVar("T")
 PathT = TypeVar("PathT", bound="str | os.PathLike[str]")
@@ -55,18 +54,10 @@ class Limits:
     Attributes:
         input_bytes: Of a file, once decompressed. Problem files have 150 to 250 bytes per node.
         nodes: Of a problem file or a dump. Each part of an operator's list of results (``unbind``, ``split``) counts.
-
-    Raises:
-        OptionsError: A limit is below 1.
     """
 
     input_bytes: int = 2**29
     nodes: int = 2_000_000
-
-    def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            if value < 1:
-                raise OptionsError(f"the limit of {name} is {value}; it is 1 or more.")
 
 
 DEFAULT_LIMITS = Limits()
@@ -111,12 +102,11 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     contention: _Contention | None = None
 
 
-def read_problem(path: str | Path, comm_scale: float = 1.0, limits: Limits = DEFAULT_LIMITS) -> Problem:
+def read_problem(path: str | Path, limits: Limits = DEFAULT_LIMITS) -> Problem:
     """Read a problem.
 
     Args:
         path: The file, plain or gzipped.
-        comm_scale: Every collective takes so many times as long.
         limits: How large the file may be.
 
     Raises:
@@ -124,8 +114,6 @@ def read_problem(path: str | Path, comm_scale: float = 1.0, limits: Limits = DEF
             rule of :mod:`overlap_sched.problem`.
         InputTooLargeError: The file is larger than the limits.
     """
-    if not 0 <= comm_scale <= MAX_FLOAT:
-        raise ProblemError(f"comm_scale is {show_number(comm_scale)}: it is a finite factor of 0 or more.")
     raw = read_json_text(path, limits, ProblemError)
     if raw.lstrip()[:1] == b"[":
         raise ProblemError(f"{path}: is a list, as an order is. Give the problem that it is an order of.")
@@ -144,7 +132,7 @@ def read_problem(path: str | Path, comm_scale: float = 1.0, limits: Limits = DEF
             read_mark(text)
         return Problem(
             name=file.name,
-            nodes=tuple(_node(Node(*msgspec.structs.astuple(node)), comm_scale) for node in file.nodes),
+            nodes=tuple(_node(Node(*msgspec.structs.astuple(node))) for node in file.nodes),
             storages=tuple(Storage(*msgspec.structs.astuple(storage)) for storage in file.storages),
             groups={name: Group(*msgspec.structs.astuple(group)) for name, group in file.groups.items()},
             memory_model=file.memory_model,
@@ -154,12 +142,10 @@ def read_problem(path: str | Path, comm_scale: float = 1.0, limits: Limits = DEF
         raise ProblemError(f"{path}: {error}") from None
 
 
-def _node(node: Node, comm_scale: float) -> Node:
+def _node(node: Node) -> Node:
     """A node as it is read: counts are whole, and only collectives have a group."""
-    if node.kind is Kind.COLLECTIVE:
-        return node._replace(time_us=node.time_us * comm_scale, flops=int(node.flops), bytes=int(node.bytes))
-    whole = type(node.flops) is int and type(node.bytes) is int and node.group is None
-    return node if whole else node._replace(group=None, flops=int(node.flops), bytes=int(node.bytes))
+    group = node.group if node.kind is Kind.COLLECTIVE else None
+    return node._replace(group=group, flops=int(node.flops), bytes=int(node.bytes))
 
 
 def write_problem(problem: Problem, path: str | Path) -> None:

@@ -66,12 +66,6 @@ def check_writable(path: str | Path) -> None:
             raise OSError("permission denied")
 
 
-def make_folder(path: str | Path) -> None:
-    """Make a folder, and those that it is in."""
-    with _explain(path):
-        Path(nameable(path)).mkdir(parents=True, exist_ok=True)
-
-
 def write_order(path: str | Path, problem: Problem, order: Order) -> None:
     """Write an order as a JSON list of node names; ``report`` reads it."""
     write_file(path, (json.dumps(problem.names(order), separators=(",", ":")) + "\n").encode())

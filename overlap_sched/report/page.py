@@ -24,11 +24,12 @@ from overlap_sched.fit.answer import Fit, FitPoint
 from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import measure
 from overlap_sched.options import Options
+from overlap_sched.peak_memory.peak import KINDS
 from overlap_sched.problem import Order, Problem
 from overlap_sched.report import colours
 from overlap_sched.report.answers import PriceSource, plan_answer
 from overlap_sched.report.files import write_file
-from overlap_sched.report.timeline import IN_FLIGHT, MEMORY_KINDS, flights, memory_kinds
+from overlap_sched.report.timeline import IN_FLIGHT, flights, memory_kinds
 from overlap_sched.report.units import change, count, duration, printable, size
 from overlap_sched.report.words import rewrites
 from overlap_sched.report.words import schedule as words
@@ -38,7 +39,7 @@ from overlap_sched.scheduler.explain import decisions
 from overlap_sched.scheduler.task import Candidate, Task
 from overlap_sched.simulate.ledger import LiveRanges
 from overlap_sched.transform.plan import Plan, Record
-from overlap_sched.transform.rewrites import Bucket, Keep, Offload, Regather, Stream
+from overlap_sched.transform.rewrites import Bucket, Stream
 
 FIGURES = ("peak_bytes", "step_us", "exposed_us")
 Page = dict[str, Any]
@@ -151,11 +152,11 @@ def page_data(schedule: Schedule, extras: Extras = NOTHING_ELSE) -> Page:
             "rewritten": colours.REWRITTEN,
             "orders": [colours.BEFORE, colours.AFTER, colours.BESIDE],
             "groups": [colours.PURPOSES[purposes[name]].colour for name in groups],
-            "memory": [colours.MEMORY[kind] for kind in MEMORY_KINDS],
+            "memory": [colours.MEMORY[kind] for kind in KINDS],
         },
         "legend": colours.stream_legend(purposes.values(), rewritten=bool(made and made.rewrites)),
-        "memory_kinds": MEMORY_KINDS,
-        "in_flight": MEMORY_KINDS.index(IN_FLIGHT),
+        "memory_kinds": KINDS,
+        "in_flight": KINDS.index(IN_FLIGHT),
         "causes": [(words.WORDS[cause.name], cause.exposed_us, cause.collectives) for cause in words.causes(schedule)],
         "graphs": [
             {**_graph(of, ops, groups, modules), "marked": _marked(of.problem, other, made)}
@@ -198,7 +199,7 @@ def _graph(ranges: LiveRanges, ops: Sequence[str], groups: Sequence[str], module
         },
         "storages": {
             "bytes": [problem.storages[s].bytes for s in shown],
-            "kind": [MEMORY_KINDS.index(kinds[s]) for s in shown],
+            "kind": [KINDS.index(kinds[s]) for s in shown],
             "maker": [problem.maker[s] for s in shown],
         },
     }
@@ -260,13 +261,8 @@ def _rewrites(schedule: Schedule, made: Plan | None) -> list[tuple[str, int]]:
     """In words, and the collective that is launched for each (-1: none), in the order in which they are done."""
     ids, found = {schedule.problem.nodes[v].name: v for v in schedule.problem.collectives}, []
     for one in () if made is None else made.records:
-        match one.rewrite:
-            case Bucket(name=launch) | Regather(name=launch) | Offload(name=launch):
-                pass
-            case Keep(first=launch) | Stream(collective=launch):
-                pass
-            case _:
-                launch = ""
+        names = (getattr(one.rewrite, part, None) for part in ("name", "first", "collective"))
+        launch = next(filter(None, names), "")
         found.append((printable(rewrites.record_text(one)), ids.get(launch, -1)))
     return found
 

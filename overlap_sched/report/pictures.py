@@ -128,10 +128,7 @@ def plot_schedule(schedule: Schedule, path: str | Path) -> None:
     rows, end_us = sum(map(len, lanes)), max(before.step_us, after.step_us) or 1.0
     figure = new_figure(12, 5.2 + 0.33 * rows)
     scale, unit = time_unit(end_us)
-    drawn = (row for line in (before, after) for row in (line.compute, line.exposed, *line.streams.values()))
-    edges = np.unique([0.0, end_us, *(us for row in drawn for span in row for us in span[1:])])  # if those are few
-    if len(edges) > BINS:
-        edges = np.union1d(np.linspace(0.0, end_us, BINS + 1), [before.step_us, after.step_us])
+    edges = np.union1d(np.linspace(0.0, end_us, BINS + 1), [before.step_us, after.step_us])
     inch = 1 / figure.get_figheight()
     ratios = {"height_ratios": (3.0, 0.33 * rows + 0.7), "hspace": 0.08}
     top, streams = figure.subplots(2, 1, sharex=True, gridspec_kw=ratios)

@@ -76,8 +76,6 @@ def timeline(problem: Problem, order: Sequence[int]) -> Timeline:
     )
 
 
-MEMORY_KINDS: tuple[PeakKind, ...] = KINDS
-"""All kinds, in the order in which pictures stack them."""
 IN_FLIGHT: PeakKind = "collectives in flight"
 
 
@@ -104,7 +102,7 @@ def memory_by_kind(problem: Problem, order: Sequence[int]) -> dict[PeakKind, lis
     At each step the kinds add up to :func:`overlap_sched.judge.validate.memory_profile`. O(nodes + uses of storages).
     """
     kinds, held = memory_kinds(problem), flights(problem, order)
-    change = {kind: [0] * (len(order) + 1) for kind in MEMORY_KINDS}
+    change = {kind: [0] * (len(order) + 1) for kind in KINDS}
 
     def add(kind: PeakKind, first: int, last: int, nbytes: int) -> None:
         change[kind][first] += nbytes

@@ -308,15 +308,13 @@ def _verified(task: Task, before: JudgedOrder, best: Candidate) -> tuple[JudgedO
     if broken is not None:
         return before, broken
     after = measure(problem, best.order)
-    promise = Promise(
-        task.base_bytes,
-        headroom_bytes(options.headroom, task.base_bytes),
-        options.budget,
-        options.preserve_collective_order,
-        options.concurrent_groups,
-        options.pins,
-    )
-    return after, broken_promise(problem, before, after, promise)
+    return after, broken_promise(problem, before, after, promise_of(options, task.base_bytes))
+
+
+def promise_of(options: Options, base_bytes: int) -> Promise:
+    """What an order is held to that was made with these options; ``base_bytes``: what headroom is counted from."""
+    headroom, order = headroom_bytes(options.headroom, base_bytes), options.preserve_collective_order
+    return Promise(base_bytes, headroom, options.budget, order, options.concurrent_groups, options.pins)
 
 
 def _checked_options(problem: Problem, options: Options | None) -> Options:

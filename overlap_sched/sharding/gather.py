@@ -233,12 +233,8 @@ def _wait(launched: Tensor) -> Tensor:
 
 
 def _recompute_all() -> Any:
-    return create_selective_checkpoint_contexts(_always)
+    return create_selective_checkpoint_contexts(lambda *_, **__: CheckpointPolicy.MUST_RECOMPUTE)
 
 
 _recompute_all.cache_hash = "overlap_sched.sharding: gathers run again"  # type: ignore[attr-defined]
 """Without one torch's AOTAutograd cache leaves out graphs with this context. It stands for what the policy says."""
-
-
-def _always(*args: Any, **kwargs: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_RECOMPUTE

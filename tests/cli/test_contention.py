@@ -62,24 +62,6 @@ def test_options_are_as_good_as_the_file_and_shown(
 
 
 @pytest.mark.parametrize(
-    ("options", "original_step_us"),
-    [  # as drawn and counted in test_contention.py
-        ([], 50.0),
-        (["--link", "rail=fsdp,ep"], 70.0),
-        (["--link", "rail=fsdp", "--link", "rail=ep"], 70.0),
-        (["--slowdown", "all_gather=1.25", "--slowdown", "all_to_all=2"], 64.0),
-        (["--slowdown", " all_gather = 1.25 ", "--slowdown", "2"], 64.0),
-        (["--slowdown", "1"], 50.0),
-        (["--slowdown", "all_reduce=3"], 50.0),
-    ],
-)
-def test_steps_are_those_of_the_drawn_examples(
-    options: list[str], original_step_us: float, plain: str, cli: Command
-) -> None:
-    assert cli.json("plan", plain, *options)["original_step_us"] == original_step_us
-
-
-@pytest.mark.parametrize(
     ("options", "contention"),
     [
         (["--slowdown", "all_gather=2"], replace(SAME, slowdown={"all_gather": 2.0, "": 1.5})),

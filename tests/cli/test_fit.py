@@ -1,16 +1,12 @@
 """``overlap-sched fit``: its answers, the files that it writes, and its errors word by word."""
 
-import json
 from pathlib import Path
 
 import pytest
 
-from overlap_sched.fit.answer import Faster, Fit, FitPoint, Held
 from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import peak_memory, read_order
-from overlap_sched.problem import EXAMPLE
 from overlap_sched.problem.file import read_problem
-from overlap_sched.report.answers import as_json, fit_answer
 from overlap_sched.report.units import size
 from tests.report.test_page import embedded
 from tests.support.examples import Command
@@ -90,10 +86,3 @@ def test_forward_and_backward_are_fitted_as_one_step(inputs: object, cli: Comman
     found = cli.json("fit", "forward.py", "backward.py", "--memory-limit", "60%", "--kinds", "offload")
     assert found["picked"]["peak_bytes"] <= found["limit_bytes"] < 0.61 * found["original"]["peak_bytes"]
     assert {one["rewrite"]["node"] for one in found["rewrites"]} <= {f"mm_{k}" for k in range(8)}
-
-
-def test_a_faster_plan_that_is_passed_over_is_named() -> None:
-    point = FitPoint((), EXAMPLE, EXAMPLE.original_order, 2.0, 0.0, 5)
-    found = Fit(point, point, point, 10, None, (point,), 1, held=Held(7, 1, Faster(1.0, 3)))
-    reserved = json.loads(as_json(fit_answer(found)))["reserved"]
-    assert reserved == {"reserved_bytes": 7, "over_bytes": 1, "faster": {"step_us": 1.0, "lacks_bytes": 3}}

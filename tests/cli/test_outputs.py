@@ -1,19 +1,14 @@
 """Results never overwrite the input nor each other, and a file without a name is an error: before anything is read."""
 
-import json
 import os
 import stat
-from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 
-from overlap_sched import EXAMPLE, load_dump
-from overlap_sched.cost.cluster import read_cluster
-from overlap_sched.errors import CostError, DumpError, OutputError, ProblemError
-from overlap_sched.problem.file import read_problem, write_problem
-from overlap_sched.report.files import check_writable, make_folder, write_file
+from overlap_sched.errors import OutputError
+from overlap_sched.report.files import check_writable, write_file
 from tests.support.examples import Command, run
 
 OUTPUTS = {
@@ -85,12 +80,6 @@ def test_what_is_no_plain_file_may_be_shared(problem: str) -> None:
     assert run("plan", problem, "--out", "/dev/null", "--trace", "/dev/null") == 0
 
 
-def test_files_of_their_own_are_all_written(problem: str, tmp_path: Path) -> None:
-    paths = {option: tmp_path / f"{option[2:]}.json" for option in ("--out", "--trace", "--save-problem")}
-    assert run("plan", problem, *(part for option, path in paths.items() for part in (option, str(path)))) == 0
-    assert all(json.loads(path.read_text()) for path in paths.values())
-
-
 NAMES = {
     "a\0b": ("a\\x00b", "no file can have this name: it has a NUL character"),
     "a\ud800b": ("a\\ud800b", "no file can have this name: it has half of a surrogate pair"),
@@ -122,23 +111,6 @@ def test_outputs(command: str, option: str, name: str, problem: str, cli: Comman
     assert all(part in said for part in (*NAMES[name], "cannot be written"))
 
 
-@names
-@pytest.mark.parametrize(
-    ("error", "use"),
-    [
-        (ProblemError, read_problem),
-        (DumpError, load_dump),
-        (CostError, read_cluster),
-        (OSError, lambda name: write_problem(EXAMPLE, name)),
-        (OutputError, lambda name: write_file(name, b"")),
-        (OutputError, make_folder),
-    ],
-)
-def test_in_python(error: type[Exception], use: Callable[[str], object], name: str) -> None:
-    with pytest.raises(error, match=NAMES[name][1]):
-        use(name)
-
-
 def test_a_file_is_replaced_with_its_mode_and_links_are_followed(tmp_path: Path) -> None:
     path, link = tmp_path / "out.json", tmp_path / "link"
     link.symlink_to(path)
@@ -149,11 +121,6 @@ def test_a_file_is_replaced_with_its_mode_and_links_are_followed(tmp_path: Path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
     assert link.is_symlink()
     assert sorted(os.listdir(tmp_path)) == ["link", "out.json"]
-
-
-def test_what_is_not_a_plain_file_is_written_to() -> None:
-    write_file("/dev/null", b"x")
-    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])

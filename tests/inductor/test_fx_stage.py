@@ -17,10 +17,10 @@ from overlap_sched import Options
 from overlap_sched.distributed import Agreement, Digest, Verdict
 from overlap_sched.errors import OverlapSchedWarning, SequenceError
 from overlap_sched.fx import Lifted
-from overlap_sched.fx.apply import NO_COLLECTIVES, Report
+from overlap_sched.fx.apply import Report
 from overlap_sched.fx.rewrites import facts
 from overlap_sched.fx.rewrites.apply import may_rewrite
-from overlap_sched.inductor import agree, fx_stage, switch
+from overlap_sched.inductor import agree, fx_stage
 from overlap_sched.inductor.agree import launches_in
 from overlap_sched.inductor.caches import CachedOrder, with_rewrites
 from overlap_sched.inductor.decision import OrderDraft, decide
@@ -34,16 +34,6 @@ from tests.support.fx_graphs import C10D, trace, wait
 from tests.support.inductor.models import RANKS, gathered
 from tests.support.ranks import found_once
 from tests.support.rewrite_graphs import GRAPHS, described, reduce
-
-
-@pytest.mark.parametrize(
-    ("stage", "fusion"), [("post_grad", "inductor"), ("backend", "none"), ("titan", "none")], ids=str
-)
-def test_only_what_inductor_compiles_is_priced_by_its_kernels(stage: Stage, fusion: str) -> None:
-    nothing = Report("graph", reason=NO_COLLECTIVES)
-    with mock.patch.object(fx_stage, "schedule_graph", return_value=nothing) as scheduled:
-        fx_stage.schedule_fx(trace(lambda x: x + 1, (4, 4)), Settings(stage=stage))
-    assert scheduled.call_args.kwargs["fusion"] == fusion
 
 
 @pytest.mark.parametrize("communicates", [True, False])
@@ -235,13 +225,6 @@ def test_what_may_have_gone_wrong_for_a_moment_is_not_cached() -> None:
             warnings.simplefilter("ignore")
             rewrite_fx(gm, Settings(stage="backend"), chosen(rewrites))
         assert with_rewrites(order, gm.graph) is None
-
-
-def test_a_key_for_torchs_caches_only_where_torch_asks_before_it_uses_code() -> None:
-    rewrites = WatchPass(Settings(), choose=chosen())
-    assert rewrites.uuid()
-    with mock.patch.object(switch, "watch_caches", return_value=False):
-        assert rewrites.uuid() is None
 
 
 def before_lowering(choose: Any) -> Any:

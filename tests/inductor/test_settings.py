@@ -7,9 +7,9 @@ import torch
 
 import overlap_sched
 from overlap_sched.cost import H100, Roofline
-from overlap_sched.cost.cluster import read_cluster, shipped_clusters
+from overlap_sched.cost.cluster import read_cluster
 from overlap_sched.inductor.caches import settings_key
-from overlap_sched.inductor.settings import NODES, Settings, cluster_here
+from overlap_sched.inductor.settings import Settings, cluster_here
 from overlap_sched.problem import Group, Kind, Problem
 from tests.inductor.conftest import compiled_step
 
@@ -46,10 +46,6 @@ def test_by_the_name_of_the_gpu(on_gpu, gpu: str, cluster: str | None) -> None:
     assert found == (None if cluster is None else read_cluster(cluster))
     assert Settings().costs["cluster"] == found
     assert Settings().priced_for == (cluster or "H100")
-
-
-def test_all_of_them_are_shipped() -> None:
-    assert set(NODES.values()) < set(shipped_clusters())
 
 
 def test_cuda_is_not_started_for_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch._dynamo.callback import callback_handler
 from torch._inductor import config
 from torch.optim import optimizer
 
@@ -332,13 +331,6 @@ class TestWhoKeepsInductorFromCallingUs:
         assert second == ["overlap_sched: 2 graphs out of torch's caches"]
         names = [f"{name} 0/0 of Net (inductor): out of torch's caches" for name in ("graph", "backward")]
         assert [one.line.partition(",")[0] for one in overlap_sched.reports()[2:]] == names
-
-    def test_after_reset_the_next_graph_brings_the_callbacks_back(self, caplog):
-        overlap_sched.enable()
-        torch._dynamo.reset()
-        assert switch._watch.end not in callback_handler.end_callbacks
-        warned_and_logged(caplog)
-        assert switch._watch.end in callback_handler.end_callbacks
 
     def test_nothing_compiled_in_a_block(self, caplog):
         for compiles in (False, True):

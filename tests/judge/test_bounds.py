@@ -166,7 +166,7 @@ def test_parts_are_added_up(apart: int, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("scale", [1.0, 4.0])
 @pytest.mark.parametrize("name", ["llama3_8b_bw_64_2d", "llama3_8b_fw_64_2d"])
 def test_little_is_lost_on_real_graphs(name: str, scale: float) -> None:
-    problem = read_problem(INSTANCES / f"{name}.json.gz", scale)
+    problem = read_problem(INSTANCES / f"{name}.json.gz").with_comm_scale(scale)
     assert parts_bound_us(problem, 1024) == pytest.approx(lower_bound_us(problem), rel=0.001)
 
 

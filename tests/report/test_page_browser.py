@@ -6,14 +6,12 @@ Needs playwright (``pip install playwright``; none of its own browsers) and a Ch
 import re
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 from overlap_sched.options import Options
-from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Problem
 from overlap_sched.problem.file import read_problem, write_problem
 from overlap_sched.report.page import Extras, write_page
 from overlap_sched.report.units import duration, size
@@ -211,61 +209,6 @@ def test_sort_and_filter(example: Opened) -> None:
     example.tab.fill("#filter", "")
     example.tab.select_option("#cause", "0")
     assert names(example) == ["scatter"]
-
-
-def shown_with_names(browser: Any, folder: Path, problem: Problem) -> Opened:
-    write_page(schedule(problem), folder / "out.html")
-    page = opened(browser, folder / "out.html", DESK)
-    assert page.tab.evaluate("document.documentElement.scrollWidth") <= DESK
-    assert page.complaints == []
-    return page
-
-
-def test_no_column_is_cut_and_why_is_one_line_with_the_rest_on_demand(browser: Any, tmp_path: Path) -> None:
-    """Names, modules and groups as long as they come."""
-    long = "transformer_decoder.layers.31.feed_forward.experts.expert_bias_" * 2
-    nodes = (node._replace(name=f"{long}{node.name}", module=long) for node in EXAMPLE.nodes)
-    page = shown_with_names(browser, tmp_path, replace(EXAMPLE, nodes=tuple(nodes)))
-    tables = "[...document.querySelectorAll('.scroll')].map((one) => one.scrollWidth - one.clientWidth)"
-    assert set(page.tab.evaluate(tables)) == {0}
-    cells = "[...document.querySelectorAll('#collectives td')].map((one) => one.scrollWidth - one.clientWidth)"
-    assert max(page.tab.evaluate(cells)) <= 0
-    assert page.text("#collectives small >> nth=0") == f"reduce_scatter_tensor in {long}"
-    row = page.tab.locator("#collectives details").first
-    closed = row.bounding_box()["height"]
-    assert closed <= 28
-    row.locator("summary").click()
-    assert row.bounding_box()["height"] > closed
-    assert row.inner_text().startswith("blocked by ")
-    page.tab.close()
-
-
-def test_very_many_groups_and_none(browser: Any, tmp_path: Path) -> None:
-    nodes = tuple(Node(f"c{v}", Kind.COLLECTIVE, time_us=1.0, op="send", group=str(v)) for v in range(300))
-    many = Problem("many", nodes, (), {str(v): Group(2, True) for v in range(300)})
-    page = shown_with_names(browser, tmp_path, many)
-    assert page.tab.locator("#streams-1").bounding_box()["y"] < 900
-    page.tab.close()
-    page = shown_with_names(browser, tmp_path, Problem("alone", (Node("mm", Kind.COMPUTE, time_us=1.0),), (), {}))
-    assert (page.text("#count"), page.text("#causes")) == ("0 of 0", "Nothing is exposed in the scheduled order.")
-    page.tab.close()
-
-
-def test_light_and_dark(browser: Any, reordered: Schedule, tmp_path: Path) -> None:
-    write_page(reordered, tmp_path / "out.html")
-    seen = {}
-    for scheme in ("light", "dark"):
-        page = opened(browser, tmp_path / "out.html", scheme=scheme)
-        before = page.tab.screenshot()
-        seen[scheme] = page.tab.evaluate("getComputedStyle(document.body).backgroundColor")
-        assert page.text("#theme") == f"switch to {'dark' if scheme == 'light' else 'light'}"
-        page.tab.click("#theme")
-        page.settle()
-        assert page.tab.evaluate("document.documentElement.dataset.theme") != scheme
-        assert page.tab.screenshot() != before
-        assert page.complaints == []
-        page.tab.close()
-    assert seen == {"light": "rgb(255, 255, 255)", "dark": "rgb(22, 24, 28)"}
 
 
 @pytest.mark.slow

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from overlap_sched.errors import MissingExtraError
 from overlap_sched.options import Options
 from overlap_sched.peak_memory import best_order
-from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Problem
-from overlap_sched.report import pictures as plot
+from overlap_sched.problem import EXAMPLE, Problem
 from overlap_sched.report.pictures import busy_share, highest, plot_memory, plot_schedule
 from overlap_sched.report.timeline import Span
 from overlap_sched.scheduler.driver import Schedule, schedule
@@ -58,29 +57,6 @@ def test_says_what_it_shows(reordered: Schedule, tmp_path: Path, texts: list[str
         "57.9 %", "91.7 %",
     )  # fmt: skip
     assert [text for text in expected if text not in texts] == []
-
-
-@pytest.mark.slow
-def test_exposed_waits_have_a_colour_of_their_own(reordered: Schedule, by_hand: ByHand, tmp_path: Path) -> None:
-    image = pytest.importorskip("matplotlib.image")
-    rgb = [int(plot.EXPOSED[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-
-    def exposed_pixels(schedule: Schedule) -> int:
-        plot_schedule(schedule, tmp_path / "out.png")
-        pixels = image.imread(tmp_path / "out.png")[:, :, :3]
-        return int((abs(pixels - rgb).max(axis=2) < 0.01).sum())
-
-    assert exposed_pixels(by_hand(EXAMPLE, EXAMPLE.original_order)) > 1.5 * exposed_pixels(reordered)
-
-
-@pytest.mark.slow
-def test_many_groups_and_nodes_stay_few_rows(by_hand: ByHand, tmp_path: Path, texts: list[str]) -> None:
-    nodes = [Node(f"c{v}", Kind.COLLECTIVE, (), (), (), 1.0 + v, "", f"g{v % 10}") for v in range(1000)]
-    many = Problem("many", tuple(nodes), (), {f"g{i}": Group(2, True) for i in range(10)})
-    plot_schedule(by_hand(many, many.original_order), tmp_path / "many.png")
-    rows = [text for text in texts if text.startswith("group g")]
-    assert len(rows) == 2 * plot.MAX_STREAMS
-    assert rows[-1] == "group g9 (2)\n+ 4 not shown"
 
 
 def test_no_matplotlib_says_what_to_install(reordered: Schedule, tmp_path: Path) -> None:

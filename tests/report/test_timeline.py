@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import memory_profile
-from overlap_sched.peak_memory.peak import explain_peak
+from overlap_sched.peak_memory.peak import KINDS, explain_peak
 from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Problem, Storage
-from overlap_sched.report.timeline import IN_FLIGHT, MEMORY_KINDS, Span, memory_by_kind, memory_kinds, timeline
+from overlap_sched.report.timeline import IN_FLIGHT, Span, memory_by_kind, memory_kinds, timeline
 from tests.support.graphs import problems
 from tests.support.oracle import random_order
 
@@ -68,7 +68,7 @@ def test_reductions_of_a_forward_graph_are_of_activations() -> None:
 
 def test_the_example_as_drawn() -> None:
     found = memory_by_kind(EXAMPLE, EXAMPLE.original_order)
-    assert tuple(found) == MEMORY_KINDS
+    assert tuple(found) == KINDS
     assert {kind: [live // MIB for live in steps] for kind, steps in found.items() if any(steps)} == {
         "parameters": [1] * 10,
         "saved activations": [4, 4, 4, 4, 4, 4, 4, 0, 0, 0],

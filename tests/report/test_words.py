@@ -14,17 +14,14 @@ from overlap_sched import EXAMPLE, Group, Kind, Node, Options, Problem, Schedule
 from overlap_sched.cost.profile import MeasuredTime, Profile, Sought
 from overlap_sched.cost.table import COPY, CollectiveTime, KernelTime, Tables
 from overlap_sched.errors import ProblemError
-from overlap_sched.fit.answer import Fit, FitPoint
 from overlap_sched.peak_memory import replay_allocator
 from overlap_sched.problem.contention import NO_CONTENTION, Contention
 from overlap_sched.problem.sizes import EXPANDABLE, PLAIN, AllocatorSettings
 from overlap_sched.report.answers import plan_answer
 from overlap_sched.report.units import between, change, count, duration, from_to, printable, size
-from overlap_sched.report.words import graph, rewrites
+from overlap_sched.report.words import graph
 from overlap_sched.report.words import schedule as words
 from overlap_sched.report.words.graph import Purpose
-from overlap_sched.report.words.rewrites import Cost
-from overlap_sched.scheduler.explain import Holder
 
 ByHand = Callable[..., Schedule]
 
@@ -161,20 +158,6 @@ def test_the_verdict(options: dict[str, object], came: str, named: list[str]) ->
     assert asked == ["runs", "fails"]
 
 
-def test_rewrites_are_summed_by_operator_the_cheapest_per_byte_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    listed = [Cost("recompute", "mm", 2**30, 300.0, 0.0), Cost("offload", "x", 2**30, 0.0, 200.0)]
-    monkeypatch.setattr(rewrites, "costs", lambda _: [*listed, Cost("recompute", "mm", 2**30, 50.0, 0.0)])
-    point = FitPoint((), EXAMPLE, EXAMPLE.original_order, 2.0, 0.0, 5)
-    text = printed(rewrites.rewrites_table(Fit(point, point, point, 10, None, (point,), 1)))
-    assert text.index("recompute mm 2 2.000 GiB 350.0 us 0.0 us 175.0 us") < text.index("offload x 1 1.000 GiB")
-
-
-def test_what_a_memory_limit_lacks_is_named() -> None:
-    text = words.short_text(schedule(EXAMPLE, Options(memory_limit="12MiB")))
-    assert all(named in text for named in ("12.0 MiB", "10.0 MiB more", "overlap-sched fit"))
-    assert words.short_text(schedule(EXAMPLE, Options(memory_limit="1GiB"))) == ""
-
-
 def test_figures(reordered: Schedule, by_hand: ByHand, odd: Problem) -> None:
     found = to_builtins(plan_answer(reordered, None, None))
     keys = ("original_step_us", "step_us", "exposed_us", "bound_us", "gap_percent", "peak_bytes", "headroom_bytes")
@@ -187,17 +170,6 @@ def test_figures(reordered: Schedule, by_hand: ByHand, odd: Problem) -> None:
     assert words.gap_percent(90.0, 120.0) == pytest.approx(-25.0)  # a wrong bound must show
 
 
-def test_the_summary(reordered: Schedule, by_hand: ByHand, odd: Problem) -> None:
-    text = printed(words.summary(reordered))
-    for row in ("10 nodes, 2 collectives on 1 process group", "step 190.0 us 120.0 us -36.8 % 120.0 us",
-                "exposed 80.0 us 10.0 us -87.5 %", "peak memory 21.0 MiB 26.0 MiB +23.8 % 26.0 MiB",
-                "gap to the lower bound 58.3 % 0.0 %", "the original peak plus 5.0 MiB"):  # fmt: skip
-        assert row in text
-    assert "odd $x_1$ \\x1b[31m: 5 nodes" in printed(words.summary(by_hand(odd, odd.original_order)))
-    kept = by_hand(EXAMPLE, EXAMPLE.original_order, Options(budget="profile"))
-    assert "the original profile (its peak is shown) plus 0 B." in printed(words.summary(kept))
-
-
 def test_a_collective_is_explained(reordered: Schedule) -> None:
     decision = replace(
         reordered.decisions[0],
@@ -208,29 +180,6 @@ def test_a_collective_is_explained(reordered: Schedule) -> None:
                   "every other ready node would have stalled", "first waited for at 80.0 us", "blocked by memory",
                   "3.0 MiB (3,145,728 bytes) over the budget while dgrad runs (position 5"):  # fmt: skip
         assert named in text
-
-
-def test_the_most_exposed_come_first(reordered: Schedule) -> None:
-    lines = words.explanation(reordered).splitlines()
-    assert "2 collectives, 1 exposed for 10.0 us" in lines[0]
-    assert [line.split(":")[0] for line in lines[6:] if line and not line.startswith(" ")] == ["scatter", "gather"]
-    assert "(originally 7: 2 earlier)" in lines[9]
-
-
-@pytest.mark.parametrize(
-    ("held_by", "node", "text"),
-    [
-        ("nothing", None, "nothing"),
-        ("dependency", 6, "a dependency: wgrad"),
-        ("stream", 2, "its stream: gather"),
-        ("choice", None, "nothing: dependencies and live bytes allow"),
-        ("stream", None, "its stream"),
-        ("start", None, "the start of the graph"),
-    ],
-)
-def test_what_blocked_it(reordered: Schedule, held_by: Holder, node: int | None, text: str) -> None:
-    decision = replace(reordered.decisions[1], held_by=held_by, held_node=node)
-    assert words.blocked_by(EXAMPLE, decision).startswith(text)
 
 
 def test_odd_ones_are_explained(reordered: Schedule, by_hand: ByHand, odd: Problem) -> None:

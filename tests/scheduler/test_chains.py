@@ -49,7 +49,7 @@ def test_one_pass_is_one_chain(one: Problem) -> None:
 def test_no_committed_instance_has_two() -> None:
     for path in sorted(INSTANCES.glob("*.json.gz")):
         for scale in (1.0, 4.0):
-            assert not has_chains(read_problem(path, scale)), path.name
+            assert not has_chains(read_problem(path).with_comm_scale(scale)), path.name
 
 
 @listings

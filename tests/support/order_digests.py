@@ -29,7 +29,7 @@ def cases() -> Iterator[tuple[str, Path, float, str]]:
 
 def digests_of(path: Path, comm_scale: float, model: str) -> dict[str, str]:
     """Of the order, and of the decisions (times to the nanosecond, so that no rounding counts)."""
-    problem = read_problem(path, comm_scale)
+    problem = read_problem(path).with_comm_scale(comm_scale)
     if model == "tracker":
         problem = as_tracker(problem)
     options = Options(memory_model=problem.memory_model)

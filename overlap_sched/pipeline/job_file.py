@@ -185,11 +185,10 @@ def _stages_of(model: _ModelTable, file: _JobTable, where: str, folder: Path, gr
         ahead, back = (alike.setdefault(graph.contents, stage) for graph in (stage.forward, stage.backward))
         names = f"{model.forward} ({ahead.name})", f"{model.backward} ({back.name})"
         graphs.parts.update(zip(names, (ahead.forward, back.backward), strict=True))
-        sent, buffer, gradient = map(Bytes, (stage.output_bytes, stage.buffer_bytes, stage.gradient_bytes))
         tables.append(
             _StageTable(
-                forward=_BlockTable(problem=names[0], output=sent, send_buffer=buffer),
-                backward=_BlockTable(problem=names[1], output=gradient, output_node=back.gradient),
+                forward=_BlockTable(problem=names[0], output=Bytes(stage.output_bytes)),
+                backward=_BlockTable(problem=names[1], output=Bytes(stage.gradient_bytes), output_node=back.gradient),
                 parameters=Bytes(stage.parameter_bytes),
                 gradients=Bytes(stage.parameter_bytes * model.gradients),
                 optimizer=Bytes(stage.parameter_bytes * model.optimizer),

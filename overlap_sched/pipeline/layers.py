@@ -19,12 +19,14 @@ backward uses, saved or computed again, have the same names there: they say whic
 import re
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass
-from itertools import accumulate, pairwise, product
+from dataclasses import dataclass, replace
+from itertools import accumulate, product
+from typing import NamedTuple
 
 from overlap_sched.errors import PipelineError
 from overlap_sched.problem import Kind, Node, NodeId, Problem, StorageId
 from overlap_sched.problem.parts import split_problem
+from overlap_sched.problem.precedence import find_reachable
 
 _NUMBER = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
 ALIKE = 0.4
@@ -39,9 +41,8 @@ class ModelStage:
         name: ``"embedding, layers 1 to 8"``.
         forward, backward: Inputs are what comes in, what was saved, and parameters (pinned).
         gradient: The node of backward that makes the gradient of what the first of its layers receives; ``""``: none.
-        output_bytes: What forward sends to the next stage. buffer_bytes: of it, what is not saved besides.
-        gradient_bytes: What backward sends to the previous stage.
-        saved_bytes: From forward to backward. parameter_bytes: all that is pinned.
+        output_bytes: What forward sends to the next stage. gradient_bytes: what backward sends to the previous one.
+        saved_bytes: From forward to backward.
     """
 
     name: str
@@ -49,10 +50,13 @@ class ModelStage:
     backward: Problem
     gradient: str
     output_bytes: int
-    buffer_bytes: int
     gradient_bytes: int
     saved_bytes: int
-    parameter_bytes: int
+
+    @property
+    def parameter_bytes(self) -> int:
+        """All that its forward uses and does not free."""
+        return sum(storage.bytes for storage in self.forward.storages if storage.pinned)
 
 
 @dataclass(frozen=True)
@@ -92,29 +96,29 @@ def cut_model(forward: Problem, backward: Problem, layers: Sequence[int] | int |
     Raises:
         PipelineError: No layers are found, the graphs are not of one model, or there are fewer layers than stages.
     """
-    ahead = _follow(forward, [v for v, node in enumerate(forward.nodes) if node.kind is Kind.INPUT])
-    place = ahead.settle(ahead.depth)
-    segments, found_by = _layers_of_segments(ahead, place)
-    count, units = max(segments) - 1, [segments[k] for k in place]
-    back, back_units = _place_backward(forward, units, backward, count)
-    if isinstance(layers, int):
-        layers = [count // layers + (k < count % layers) for k in range(layers)]
-    if layers is not None and (sum(layers) != count or min(layers) < 1):
+    ahead = _follow(forward, range(len(forward.nodes)))
+    segments, found_by = _layers_of_segments(ahead)
+    units = [segments[k] for k in _settle(forward, ahead.depth)]
+    count = max(segments) - 1
+    back, back_units = _follow_back(forward, units, backward, count)
+    if layers is None or isinstance(layers, int):
+        stages = layers or count
+        layers = [count // stages + (k < count % stages) for k in range(stages)]
+    if sum(layers) != count or min(layers) < 1:
         raise PipelineError(
             f"{len(layers)} stages of {', '.join(map(str, layers))} layers: {forward.name} has {count} layers, by "
             f"{found_by}. Give each stage one or more, and all of them to some stage."
         )
-    ends = [0, *accumulate([1] * count if layers is None else layers)]
-    groups = [range(a + bool(a), b + 1) for a, b in pairwise(ends)]
-    if layers is None and count + 1 in units:
-        groups.append(range(count + 1, count + 2))
-    groups[-1] = range(groups[-1].start, count + 2)
-    return CutModel(count, found_by, *_stages(groups, ahead, units, back, back_units))
+    stage_of = [0, *(k for k, size in enumerate(layers) for _ in range(size)), len(layers) - 1]
+    found, extra = _stages(
+        layers, ahead, [stage_of[unit] for unit in units], back, [stage_of[unit] for unit in back_units]
+    )
+    return CutModel(count, found_by, found, extra)
 
 
 @dataclass(frozen=True)
 class _Chain:
-    """A graph, and what follows from one of its inputs.
+    """A graph, and what follows from one of its nodes.
 
     Attributes:
         depth: Per node its segment; -1: it does not follow.
@@ -125,68 +129,95 @@ class _Chain:
     depth: list[int]
     waists: list[NodeId]
 
-    @property
-    def made(self) -> set[StorageId]:
-        """What follows from the input."""
+    def maker(self, storage: StorageId) -> Node:
+        """The node that makes a storage."""
+        return self.problem.nodes[self.problem.maker[storage]]
+
+    def bytes_of(self, storages: Iterable[StorageId]) -> int:
+        """Of all of them."""
+        return sum(self.problem.storages[s].bytes for s in storages)
+
+    def split(self, place: Sequence[int], returned: Sequence[set[StorageId]]) -> list["_Part"]:
+        """Its parts, in the order in which they run; per node its part, and per part what lives to its end."""
         both = zip(self.problem.nodes, self.depth, strict=True)
-        return {s for node, k in both if k >= 0 and node.kind is not Kind.INPUT for s in node.alloc}
-
-    def settle(self, place: Iterable[int]) -> list[int]:
-        """Give nodes without a place (-1) one: where they are first needed, else that of the last that they need."""
-        found, nodes = list(place), self.problem.nodes
-        for v in reversed(range(len(nodes))):
-            if found[v] < 0:
-                users = [found[w] for w in self.problem.successors[v] if nodes[w].kind is not Kind.OUTPUT]
-                found[v] = min((one for one in users if one >= 0), default=-1)
-        for v, before in enumerate(self.problem.predecessors):
-            if found[v] < 0:
-                found[v] = max((found[u] for u in before), default=0)
-        return [max(one, 0) for one in found]
-
-    def waist_of(self, units: Sequence[int], wanted: Container[int]) -> Node | None:
-        """The last waist that is in some units."""
-        return next((self.problem.nodes[v] for v in self.waists[::-1] if units[v] in wanted), None)
+        made = {s for node, k in both if k >= 0 and node.kind is not Kind.INPUT for s in node.alloc}
+        parts, found = split_problem(self.problem, place, made, returned), list[_Part]()
+        for k, (graph, taken) in enumerate(parts):
+            sent = parts[k + 1][1] & made if k + 1 < len(parts) else set()
+            waist = next((_storages(self.problem.nodes[v]) for v in self.waists[::-1] if place[v] < k), set())
+            odd = [s for s in sorted(taken - waist) if self.maker(s).kind is not Kind.INPUT]
+            found.append(_Part(graph, taken, sent, odd))
+        return found
 
 
-def _follow(problem: Problem, sources: Iterable[NodeId]) -> _Chain:
-    """The chain from the source from which most follows, to the node that needs most."""
-    nodes, count = problem.nodes, len(problem.nodes)
+class _Part(NamedTuple):
+    """A stage's graph; storages of the whole that it takes and sends, and what it takes of others but the waist."""
+
+    graph: Problem
+    taken: set[StorageId]
+    sent: set[StorageId]
+    odd: list[StorageId]
+
+
+def _storages(node: Node) -> set[StorageId]:
+    return {*(node.alloc or node.use)}
+
+
+def _follow(problem: Problem, sources: Container[NodeId]) -> _Chain:
+    """The chain along the longest path from one of the sources, from the first node that needs two others on."""
+    nodes = problem.nodes
     touched = [{*node.alloc, *node.use} for node in nodes]
     flow = [
         [u for u in before if not touched[u].isdisjoint(node.use)] if node.kind is not Kind.OUTPUT else []
         for node, before in zip(nodes, problem.predecessors, strict=True)
     ]
-    above, below = ([1 << v for v in range(count)] for _ in range(2))  # sets of nodes, as bits
-    for v in range(count):
-        for u in flow[v]:
-            above[v] |= above[u]
-    for v in reversed(range(count)):
-        for u in flow[v]:
-            below[u] |= below[v]
-    source = max(sources, key=lambda v: below[v].bit_count())
-    target = max((v for v in range(count) if below[source] >> v & 1), key=lambda v: above[v].bit_count())
-    path = [v for v in range(source, target + 1) if (above[target] & below[source]) >> v & 1]
+    length, start = [int(v in sources) for v in range(len(nodes))], [-1] * len(nodes)
+    for v, before in enumerate(flow):
+        u = max(before, key=length.__getitem__, default=v)
+        if length[u] and u != v:
+            length[v] = length[u] + 1
+            start[v] = v if start[u] < 0 and len(before) > 1 else start[u]
+    target = max(range(len(nodes)), key=length.__getitem__)
+    source = target if start[target] < 0 else start[target]
+    follows, needed = {source}, {target} | find_reachable([target], flow.__getitem__)
+    for v, before in enumerate(flow):
+        if not follows.isdisjoint(before):
+            follows.add(v)
+    path = sorted(follows & needed)
     last_user = {u: v for v in path for u in flow[v]}
-    furthest, waists = last_user.get(source, source), list[NodeId]()
-    for v in path[1:]:
+    furthest, waists = source, list[NodeId]()
+    for v in path:
         if furthest == v and nodes[v].kind is not Kind.COLLECTIVE:
             waists.append(v)
         furthest = max(furthest, last_user.get(v, v))
     ends, depth = set(waists[:-1]), list[int]()
     for v, before in enumerate(problem.predecessors):
         depth.append(max((depth[u] + (u in ends) for u in before if depth[u] >= 0), default=-1 + (v == source)))
-    return _Chain(problem, depth, waists or [source])
+    return _Chain(problem, depth, waists)
 
 
-def _layers_of_segments(chain: _Chain, place: Sequence[int]) -> tuple[list[int], str]:
+def _settle(problem: Problem, place: Iterable[int]) -> list[int]:
+    """Give nodes without a place (-1) one: where they are first needed, else that of the last that they need."""
+    found, nodes = list(place), problem.nodes
+    for v in reversed(range(len(nodes))):
+        if found[v] < 0:
+            users = [found[w] for w in problem.successors[v] if nodes[w].kind is not Kind.OUTPUT]
+            found[v] = min((one for one in users if one >= 0), default=-1)
+    for v, before in enumerate(problem.predecessors):
+        if found[v] < 0:
+            found[v] = max([0, *(found[u] for u in before)])
+    return found
+
+
+def _layers_of_segments(chain: _Chain) -> tuple[list[int], str]:
     """Per segment 0 (embedding), a layer from 1 on, or the number behind the last (head); and how they were found."""
     nodes, count = chain.problem.nodes, len(chain.waists)
-    found = [(k, at.string[: at.start()], int(at[1])) for node, k in zip(nodes, place, strict=True)
-             if (at := _NUMBER.search(node.module))]  # fmt: skip
-    numbers = Counter(module for module, _ in dict.fromkeys((module, number) for _, module, number in found))
-    container = max(numbers, key=numbers.__getitem__, default="")
-    if numbers[container] > 1:
-        highest = dict(sorted((k, number) for k, module, number in found if module == container))
+    named = zip(_settle(chain.problem, chain.depth), (_NUMBER.search(node.module) for node in nodes), strict=True)
+    found = sorted((at.string[: at.start()], k, int(at[1])) for k, at in named if at)
+    numbers = Counter(module for module, _ in dict.fromkeys((module, number) for module, _, number in found))
+    container, most = max(numbers.items(), key=lambda one: one[1], default=("", 0))
+    if most > 1:
+        highest = {k: number for module, k, number in found if module == container}
         start, layers, last = min(highest), list[int](), -1
         for k in range(start, max(highest) + 1):
             layers.append(layers[-1] + (highest.get(k, last) > last) if layers else 1)
@@ -230,100 +261,60 @@ def _repetition(segments: Sequence[Counter[str]]) -> tuple[int, list[int]]:
     return found
 
 
-def _place_backward(forward: Problem, units: Sequence[int], backward: Problem, count: int) -> tuple[_Chain, list[int]]:
-    """The chain of backward, and per node its unit."""
-    of_name = {node.name: (unit, node.op) for node, unit in zip(forward.nodes, units, strict=True)}
-    given = [v for v, node in enumerate(backward.nodes) if node.kind is Kind.INPUT and node.name not in of_name]
+def _follow_back(forward: Problem, units: Sequence[int], backward: Problem, count: int) -> tuple[_Chain, list[int]]:
+    """The chain of backward, and per node its unit: segments are of that of which they use most values of forward."""
+    of_name = dict(zip((node.name for node in forward.nodes), units, strict=True))
+    nodes, head = backward.nodes, count + 1
+    given = [v for v, node in enumerate(nodes) if node.kind is Kind.INPUT and node.name not in of_name]
     if not given:
         raise PipelineError(f"{backward.name}: no input is a gradient. Give the backward graph of {forward.name}.")
-    chain, head, known = _follow(backward, given), count + 1, dict[NodeId, int]()
+    chain = _follow(backward, given)
     votes = [Counter[int]() for _ in chain.waists]
-    for v, (node, before) in enumerate(zip(backward.nodes, backward.predecessors, strict=True)):
-        uses = [known[u] for u in before if u in known]
-        if chain.depth[v] >= 0:
-            votes[chain.depth[v]].update(uses)
-        elif node.name in of_name or uses:
-            known[v] = of_name[node.name][0] if node.name in of_name else max(uses)
-    sizes = [_bytes(backward, _touched(backward.nodes[v])) for v in chain.waists]
-    segments, cut = [head] * len(votes), 1  # segments from the cut on may be of the next unit: none has said otherwise
-    for k, vote in enumerate(votes):
-        unit = max(vote, key=lambda one: (vote[one], one), default=head)
-        if unit < segments[k]:
-            cut = min(range(cut, k + 1), key=lambda at: (sizes[at - 1], -at))
-            segments[cut:] = [unit] * (len(votes) - cut)
-        cut = k + 1 if vote else cut
+    for depth, before in zip(chain.depth, backward.predecessors, strict=True):
+        if depth >= 0:
+            votes[depth].update(of_name[nodes[u].name] for u in before if nodes[u].name in of_name)
+    segments = list(accumulate((max(vote, key=lambda one: (vote[one], one), default=head) for vote in votes), min))
     if missing := sorted({*range(1, head)} - {*segments}):
         raise PipelineError(
             f"{backward.name}: nothing in it belongs to layer {missing[0]} of {forward.name}, which has {count}. Give "
             "the two graphs of one step."
         )
-    place = list[int]()
-    for node, depth in zip(backward.nodes, chain.depth, strict=True):
-        unit, op = of_name.get(node.name, (head + 1, ""))
-        place.append(head - (segments[depth] if depth >= 0 else unit if op == node.op else head + 1))
-    return chain, [head - one for one in chain.settle(place)]
-
-
-def _touched(node: Node | None) -> set[StorageId]:
-    return set() if node is None else {*(node.alloc or node.use)}
-
-
-def _bytes(problem: Problem, storages: Iterable[StorageId]) -> int:
-    return sum(problem.storages[s].bytes for s in storages)
+    places = [
+        head - (segments[depth] if depth >= 0 else of_name.get(node.name, head + 1))
+        for node, depth in zip(nodes, chain.depth, strict=True)
+    ]
+    inner = [
+        waist for waist, unit in zip(chain.waists, segments, strict=True) if unit
+    ]  # the embedding sends nothing back
+    return replace(chain, waists=inner), [head - place for place in _settle(backward, places)]
 
 
 def _stages(
-    groups: Sequence[range], ahead: _Chain, units: Sequence[int], back: _Chain, back_units: Sequence[int]
+    layers: Sequence[int], ahead: _Chain, place: Sequence[int], back: _Chain, back_place: Sequence[int]
 ) -> tuple[tuple[ModelStage, ...], tuple[str, ...]]:
-    """The stages of some units each, and what they need of each other besides the hidden state and its gradient."""
-    forward, backward, count, layers = ahead.problem, back.problem, len(groups), groups[-1].stop - 2
-    stage_of = {unit: k for k, group in enumerate(groups) for unit in group}
-    place, back_place = [stage_of[unit] for unit in units], [count - 1 - stage_of[unit] for unit in back_units]
-    maker, back_maker = ([problem.nodes[v].name for v in problem.maker] for problem in (forward, backward))
+    """The stages, and what they need of each other besides the hidden state and its gradient."""
+    count, nodes = len(layers), back.problem.nodes
     returned, back_returned = (
-        {s for node in problem.nodes if node.kind is Kind.OUTPUT for s in node.use} for problem in (forward, backward)
+        {s for node in chain.problem.nodes if node.kind is Kind.OUTPUT for s in node.use} for chain in (ahead, back)
     )
-    made, back_made, held = ahead.made, back.made, {node.name: _touched(node) for node in forward.nodes}
-    known = held.keys() | {node.name for node in backward.nodes if node.kind is Kind.INPUT}
-    backs = split_problem(backward, back_place, back_made, [back_returned] * count)[::-1]
+    backs = back.split([count - 1 - k for k in back_place], [back_returned] * count)[::-1]
+    held = {node.name: _storages(node) for node in ahead.problem.nodes}
     saved = [
-        {s for s in taken - back_made if back_maker[s] in held and not backward.storages[s].pinned}
-        for _, taken in backs
+        {s for s in part.taken if not back.problem.storages[s].pinned and back.maker(s).name in held} for part in backs
     ]
-    left = [{s for one in ones for s in held[back_maker[one]]} for ones in saved]
-    others = returned.difference(*left)
-    homes = [{s for s, v in enumerate(forward.maker) if place[v] == k} for k in range(count)]
-    fronts = split_problem(forward, place, made, [a | (b & others) for a, b in zip(left, homes, strict=True)])
-    stages, extra = list[ModelStage](), list[str]()
-    for k, group in enumerate(groups):
-        (front, taken), (rear, back_taken) = fronts[k], backs[k]
-        sent = fronts[k + 1][1] & made if k + 1 < count else set()
-        hidden = _touched(ahead.waist_of(units, range(group.start)))
-        gradient = _touched(back.waist_of(back_units, range(group.stop, layers + 2)))
-        extra += [maker[s] for s in sorted(taken - hidden) if forward.nodes[forward.maker[s]].kind is not Kind.INPUT]
-        extra += [back_maker[s] for s in sorted(back_taken - gradient) if s in back_made or back_maker[s] not in known]
-        extra += [back_maker[s] for s in sorted(saved[k]) if not held[back_maker[s]] <= taken | homes[k]]
-        parameters = {maker[s]: forward.storages[s] for s in taken} | {
-            back_maker[s]: backward.storages[s] for s in back_taken
-        }
-        end = back.waist_of(back_units, range(max(group.start, 1), group.stop))
-        stages.append(
-            ModelStage(
-                _name(group, layers),
-                front,
-                rear,
-                "" if end is None else end.name,
-                _bytes(forward, sent),
-                _bytes(forward, sent - left[k]),
-                _bytes(backward, backs[k - 1][1] & back_made) if k else 0,
-                _bytes(backward, saved[k]),
-                sum(storage.bytes for storage in parameters.values() if storage.pinned),
-            )
-        )
+    claimed = [{one for s in own for one in held[back.maker(s).name]} for own in saved]
+    homes = [{s for s, v in enumerate(ahead.problem.maker) if place[v] == k} for k in range(count)]
+    others = returned.difference(*claimed)
+    fronts = ahead.split(place, [a | (b & others) for a, b in zip(claimed, homes, strict=True)])
+    stages, extra, end = list[ModelStage](), list[str](), 0
+    for k, (size, front, rear) in enumerate(zip(layers, fronts, backs, strict=True)):
+        extra += [ahead.maker(s).name for s in front.odd]
+        extra += [name for s in rear.odd if (name := back.maker(s).name) not in held]
+        extra += [name for s in sorted(saved[k]) if not held[name := back.maker(s).name] <= front.taken | homes[k]]
+        numbers = f"layer {end + 1}" if size == 1 else f"layers {end + 1} to {end + size}"
+        name = "embedding, " * (k == 0) + numbers + ", head" * (k == count - 1)
+        gradient = next(nodes[v].name for v in back.waists[::-1] if back_place[v] == k)
+        sizes = ahead.bytes_of(front.sent), back.bytes_of(rear.sent), back.bytes_of(saved[k])
+        stages.append(ModelStage(name, front.graph, rear.graph, gradient, *sizes))
+        end += size
     return tuple(stages), tuple(dict.fromkeys(extra))
-
-
-def _name(group: range, layers: int) -> str:
-    first, last = max(group.start, 1), min(group.stop - 1, layers)
-    numbers = f"layer {first}" if first == last else f"layers {first} to {last}" if first < last else ""
-    return ", ".join(filter(None, ["embedding" * (0 in group), numbers, "head" * (layers + 1 in group)]))

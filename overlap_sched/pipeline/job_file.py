@@ -174,6 +174,8 @@ def _source(file: _JobTable, folder: Path, graph: str) -> GraphSource:
 
 def _stages_of(model: _ModelTable, file: _JobTable, where: str, folder: Path, graphs: JobGraphs) -> list[_StageTable]:
     """The stages of a model, and their graphs: those that are alike are one."""
+    if file.stage:
+        raise PipelineError(f"{where}: there are [model] and [[stage]]. Leave one out.")
     forward, backward = (graphs.read(_source(file, folder, graph)) for graph in (model.forward, model.backward))
     try:
         cut = cut_model(forward, backward, model.layers)

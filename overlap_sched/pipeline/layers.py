@@ -18,7 +18,7 @@ backward uses, saved or computed again, have the same names there: they say whic
 
 import re
 from collections import Counter
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, product
 from typing import NamedTuple
@@ -96,7 +96,7 @@ def cut_model(forward: Problem, backward: Problem, layers: Sequence[int] | int |
     Raises:
         PipelineError: No layers are found, the graphs are not of one model, or there are fewer layers than stages.
     """
-    ahead = _follow(forward, range(len(forward.nodes)))
+    ahead = _follow(forward)
     segments, found_by = _layers_of_segments(ahead)
     units = [segments[k] for k in _settle(forward, ahead.depth)]
     count = max(segments) - 1
@@ -163,15 +163,18 @@ def _storages(node: Node) -> set[StorageId]:
     return {*(node.alloc or node.use)}
 
 
-def _follow(problem: Problem, sources: Container[NodeId]) -> _Chain:
-    """The chain along the longest path from one of the sources, from the first node that needs two others on."""
+def _follow(problem: Problem, sources: Collection[NodeId] = ()) -> _Chain:
+    """The chain along the longest path from a source, from the first node on that needs two others.
+
+    All that needs a source follows; where none is given, any node is one, and what needs that first node follows.
+    """
     nodes = problem.nodes
     touched = [{*node.alloc, *node.use} for node in nodes]
     flow = [
         [u for u in before if not touched[u].isdisjoint(node.use)] if node.kind is not Kind.OUTPUT else []
         for node, before in zip(nodes, problem.predecessors, strict=True)
     ]
-    length, start = [int(v in sources) for v in range(len(nodes))], [-1] * len(nodes)
+    length, start = [int(not sources or v in sources) for v in range(len(nodes))], [-1] * len(nodes)
     for v, before in enumerate(flow):
         u = max(before, key=length.__getitem__, default=v)
         if length[u] and u != v:
@@ -190,9 +193,9 @@ def _follow(problem: Problem, sources: Container[NodeId]) -> _Chain:
         if furthest == v and nodes[v].kind is not Kind.COLLECTIVE:
             waists.append(v)
         furthest = max(furthest, last_user.get(v, v))
-    ends, depth = set(waists[:-1]), list[int]()
+    ends, depth, roots = set(waists[:-1]), list[int](), sources or {source}
     for v, before in enumerate(problem.predecessors):
-        depth.append(max((depth[u] + (u in ends) for u in before if depth[u] >= 0), default=-1 + (v == source)))
+        depth.append(max((depth[u] + (u in ends) for u in before if depth[u] >= 0), default=-1 + (v in roots)))
     return _Chain(problem, depth, waists)
 
 
@@ -210,7 +213,7 @@ def _settle(problem: Problem, place: Iterable[int]) -> list[int]:
 
 
 def _layers_of_segments(chain: _Chain) -> tuple[list[int], str]:
-    """Per segment 0 (embedding), a layer from 1 on, or the number behind the last (head); and how they were found."""
+    """Per segment 0 (embedding), a layer from 1 on, or behind the last the head, at least once; and how it was found."""
     nodes, count = chain.problem.nodes, len(chain.waists)
     named = zip(_settle(chain.problem, chain.depth), (_NUMBER.search(node.module) for node in nodes), strict=True)
     found = sorted((at.string[: at.start()], k, int(at[1])) for k, at in named if at)
@@ -235,7 +238,7 @@ def _layers_of_segments(chain: _Chain) -> tuple[list[int], str]:
             f"{chain.problem.name}: no layers are found: no modules have numbers, and no sequence of operators is "
             "repeated. Give the forward graph of a whole model, or a [[stage]] for each stage."
         )
-    return [*[0] * start, *layers, *[layers[-1] + 1] * (count - start - len(layers))], found_by
+    return [*[0] * start, *layers, *[layers[-1] + 1] * (count + 1 - start - len(layers))], found_by
 
 
 def _repetition(segments: Sequence[Counter[str]]) -> tuple[int, list[int]]:
@@ -270,8 +273,8 @@ def _follow_back(forward: Problem, units: Sequence[int], backward: Problem, coun
         raise PipelineError(f"{backward.name}: no input is a gradient. Give the backward graph of {forward.name}.")
     chain = _follow(backward, given)
     votes = [Counter[int]() for _ in chain.waists]
-    for depth, before in zip(chain.depth, backward.predecessors, strict=True):
-        if depth >= 0:
+    for node, depth, before in zip(nodes, chain.depth, backward.predecessors, strict=True):
+        if depth >= 0 and node.kind is not Kind.OUTPUT:
             votes[depth].update(of_name[nodes[u].name] for u in before if nodes[u].name in of_name)
     segments = list(accumulate((max(vote, key=lambda one: (vote[one], one), default=head) for vote in votes), min))
     if missing := sorted({*range(1, head)} - {*segments}):

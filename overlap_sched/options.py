@@ -33,6 +33,11 @@ MAX_EFFORT = 64
 _HOW = ("stage", "cost", "model", "ranks_per_node", "cluster", "ranks", "timeout_s", "memory_limit", "max_slowdown")
 """What functions take besides options."""
 MEMORY_LIMIT = "bytes, a size with a unit (40GiB), or percent of what the original order needs (105%)"
+GONE = {
+    "allocator_cost": "reserved bytes are reported, and no order is chosen by them. memory_limit='40GiB' asks for an "
+    "order that runs in so much."
+}
+"""Options that there were once, and what became of each."""
 
 
 @dataclass(frozen=True)
@@ -169,6 +174,8 @@ class Options:
         if not isinstance(self.strict, bool):
             raise OptionsError(f"strict is {self.strict!r}; it is True or False.")
         known, names = get_args(RewriteKind), self.rewrites
+        if isinstance(names, tuple) and (gone := [name for name in names if name in ("split", "in_place")]):
+            raise OptionsError(f"rewrites has {gone[0]!r}, which was removed: leave it out.")
         if not isinstance(names, tuple) or not set(names) <= set(known) or len(set(names)) < len(names):
             raise OptionsError(f"rewrites is {names!r}; it is a tuple of {', '.join(map(repr, known))}, each once.")
         for name, default in _REWRITTEN.items() if set(names).difference(_ANYWHERE) else ():
@@ -247,6 +254,8 @@ def check_names(call: str, first: str, given: Mapping[str, Any], known: Collecti
         OptionsError: There is one that it does not take.
     """
     for name, value in given.items():
+        if name in GONE:
+            raise OptionsError(f"{name} is no option any more: {GONE[name]}")
         if name in Options.__dataclass_fields__ and name not in known:
             raise OptionsError(
                 f"{call}() takes no {name}: it is one of the options. Write {call}({first}Options({name}={value!r}))."

@@ -20,7 +20,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # llama_repro is n
 
 from llama_repro import INSTANCES
 from llama_repro.bench.ablation import Run, ablated, table
-from llama_repro.bench.cases import slower_network
 from llama_repro.harness.console import guarded
 from overlap_sched.problem import Problem
 from overlap_sched.problem.file import read_problem
@@ -42,7 +41,7 @@ def _run(options: argparse.Namespace) -> int:
         for problem in _problems(options):
             for scale in options.comm_scale:
                 row = f"{problem.name} x{scale:g}"
-                for one in ablated(row, slower_network(problem, scale), options.stages):
+                for one in ablated(row, problem.with_comm_scale(scale), options.stages):
                     tell(f"{row}: without {one.without or 'nothing'}")
                     runs.append(one)
     print(table(runs))

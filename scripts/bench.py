@@ -26,7 +26,7 @@ from rich.console import Console
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # llama_repro is not installed
 
 from llama_repro.bench import tables
-from llama_repro.bench.cases import CONTENTION, Case, Tell, cases, slower_network
+from llama_repro.bench.cases import CONTENTION, Case, Tell, cases
 from llama_repro.bench.rows import TorchOrders, measured
 from llama_repro.bench.scale import Size, growth, sizes
 from llama_repro.harness.console import guarded, verdict
@@ -95,7 +95,7 @@ def _rows(case: Case, options: argparse.Namespace, tell: Tell) -> Iterator[Row]:
     for scale in options.comm_scale:
         graphs = ((loaded.problem, ""), (loaded.contended, CONTENTION))
         for graph, contention in graphs if options.contention else graphs[:1]:
-            problem, network = slower_network(graph, scale), f"x{scale:g}{contention}"
+            problem, network = graph.with_comm_scale(scale), f"x{scale:g}{contention}"
             torchs = _torchs(problem, f"{case.name} {network}", options, tell)
             tell(f"{case.name} {network}: ours")
             yield from measured(problem, network, torchs, options.effort, options.repeats, loaded.lift_s)

@@ -62,6 +62,7 @@ KINDS = "'bucket', 'coalesce_gathers', 'keep', 'regather', 'stream'"
         ({"allocator": None}, "allocator is None; ", "'environment', 'none', 'plain', 'expandable', or"),
         ({"allocator": "Plain"}, "allocator is 'Plain', ", "Write it as in"),
         ({"allocator": "plain", "memory_model": "tracker"}, "allocator is 'plain' and memory_model is 'tracker'", ""),
+        ({"allocator_cost": 2}, "allocator_cost is no option any more", "memory_limit='40GiB' asks for"),
         ({"budget": "mean"}, "budget is 'mean'; ", "one of 'peak', 'profile'."),
         ({"memory_model": None}, "memory_model is None; ", "one of 'runtime', 'tracker'."),
         ({"preserve_collective_order": True}, "preserve_collective_order is True; ", "one of 'none', 'group', 'all',"),
@@ -76,6 +77,7 @@ KINDS = "'bucket', 'coalesce_gathers', 'keep', 'regather', 'stream'"
             ({"rewrites": bad}, f"rewrites is {bad!r}; ", f"a tuple of {KINDS}, each once.")
             for bad in (("merge",), ["bucket"], "bucket", ("bucket", "bucket"), None)
         ),
+        *(({"rewrites": ("bucket", gone)}, "", f"'{gone}', which was removed") for gone in ("split", "in_place")),
         *(
             ({"rewrites": ("bucket",), name: value}, "", f"and {name} is '{value}'")
             for name, value in (
@@ -168,6 +170,7 @@ def test_other_things_are_not_scheduled(arguments: tuple[Any, ...], said: str) -
         ({"headroom": 1}, "takes no headroom: it is one of the options. Write f(gm, Options(headroom=1))."),
         ({"rank_per_node": 8}, "takes no rank_per_node. Did you mean ranks_per_node? It takes stage, ranks_per_node, "),
         ({"headrom": 8}, "takes no headrom. Did you mean headroom? It takes stage, ranks_per_node, and Options."),
+        ({"allocator_cost": 2}, "allocator_cost is no option any more"),
     ],
 )
 def test_names_that_a_function_does_not_take(given: dict[str, Any], said: str) -> None:

@@ -10,7 +10,7 @@ from llama_repro.generate.models import MODELS, parse_mesh
 from llama_repro.titan.models import MODELS as TITAN_MODELS
 from overlap_sched.cost.cluster import read_cluster
 from overlap_sched.cost.repricing import placed_on, priced_on
-from overlap_sched.problem import Kind, Problem
+from overlap_sched.problem import Problem
 from overlap_sched.problem.contention import NO_CONTENTION
 from overlap_sched.problem.file import read_problem
 
@@ -92,14 +92,6 @@ def generated_problem(model: str, mesh: str, nodes: int, tell: Tell) -> Problem:
     which = MODELS[model]
     ranks = parse_mesh(mesh, which)
     return generate(which, traced_graphs(which.traced(ranks), tell), ranks, nodes, tell)
-
-
-def slower_network(problem: Problem, scale: float) -> Problem:
-    """Every collective takes ``scale`` times as long."""
-    if scale == 1:
-        return problem
-    nodes = (n._replace(time_us=n.time_us * scale) if n.kind is Kind.COLLECTIVE else n for n in problem.nodes)
-    return replace(problem, nodes=tuple(nodes))
 
 
 def on_cluster(problem: Problem, cluster: str) -> Problem:

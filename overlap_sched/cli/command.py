@@ -17,7 +17,7 @@ from typing import Any
 
 from overlap_sched import __version__
 from overlap_sched.cli import arguments as of_commands
-from overlap_sched.cli.flags import EXIT_CODES, Parser, check_files, parse, parser_of
+from overlap_sched.cli.flags import EXIT_CODES, NO_DIFF, Parser, check_files, parse, parser_of
 from overlap_sched.errors import OverlapSchedError, OverlapSchedWarning, VerificationError
 
 COMMANDS = {
@@ -32,6 +32,13 @@ COMMANDS = {
     "schema": "print the JSON Schema of what a command prints with --json",
     "demo": "plan a graph that comes with the package: DeepSeek-V3-16B, backward, 64 GPUs (about ten seconds)",
 }
+GONE_COMMANDS = {
+    "diff": NO_DIFF,
+    "frontier": "ask `overlap-sched sweep GRAPH --vary headroom=0..2GiB`",
+    "robust": "ask `overlap-sched sweep GRAPH --vary noise=0..30%`",
+    "whatif": "ask `overlap-sched sweep GRAPH --vary network=0.25..4`",
+}
+"""Commands that there were once, and what to do instead."""
 _MODULES = dict.fromkeys(("explain", "report", "schema", "demo"), "plan")
 FELL_BACK, BAD_INPUT, BUG, INTERRUPTED, BROKEN_PIPE = 1, 2, 70, 130, 141
 
@@ -90,6 +97,8 @@ def _command_of(arguments: Sequence[str]) -> str:
     versions = _versions() if "--version" in arguments else ""  # which takes a while
     parser.add_argument("--version", action="version", version=versions, help="print what is installed, and stop")
     parser.add_argument("command", choices=tuple(COMMANDS), metavar="COMMAND", help="COMMAND --help lists its options")
+    if arguments and arguments[0] in GONE_COMMANDS:
+        parser.error(f"{arguments[0]} is no command any more: {GONE_COMMANDS[arguments[0]]}.")
     return str(parser.parse_args(arguments[:1]).command)
 
 

@@ -18,11 +18,21 @@ from types import NoneType
 from typing import Annotated, Any, Literal, NamedTuple, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
 from overlap_sched.errors import OptionsError
-from overlap_sched.options import Options, RewriteKind, close_to
+from overlap_sched.options import GONE, Options, RewriteKind, close_to
 from overlap_sched.problem import MAX_TOTAL_BYTES
 from overlap_sched.problem.file import nameable
 from overlap_sched.problem.sizes import parse_limit
 
+NO_DIFF = "compare the figures of two `overlap-sched plan --json` with jq, which can also fail a build"
+GONE_FLAGS = {
+    **GONE,
+    "fail_if": f"{NO_DIFF}.",
+    "solver": "--exact solves by CP-SAT.",
+    "frontier": "ask `overlap-sched sweep GRAPH --vary headroom=0..2GiB`.",
+    "merge": "open both files in ui.perfetto.dev.",
+    "memory_snapshot": "--trace OUT.json shows the memory of each order.",
+    "left_out": "plan with --rewrites and without, and compare the steps.",
+}
 SCHEDULING = (
     "headroom", "memory_limit", "budget", "base", "preserve_collective_order", "concurrent_groups", "effort",
     "allocator", "pins", "strict",
@@ -112,6 +122,9 @@ class Parser(argparse.ArgumentParser):
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         """Parse as argparse does; an unknown flag is an error that names what it is like."""
         parsed, extra = self.parse_known_args(args, namespace)
+        for text in extra:
+            if (name := text.partition("=")[0].removeprefix("--").replace("-", "_")) in GONE_FLAGS:
+                self.error(in_flags(f"{text.partition('=')[0]} is no option any more: {GONE_FLAGS[name]}"))
         if extra:
             flags = list(self._option_string_actions)[2:]  # without -h, --help
             near = [close_to(text.partition("=")[0], flags) for text in extra if text.startswith("--")]

@@ -13,7 +13,7 @@ import pytest
 from llama_repro import CLUSTER
 from llama_repro.bench import rows, scale
 from llama_repro.bench.ablation import ablated
-from llama_repro.bench.cases import on_cluster, slower_network
+from llama_repro.bench.cases import on_cluster
 from llama_repro.bench.tables import markdown, scale_markdown
 from llama_repro.errors import TorchPassError
 from llama_repro.harness.judge import DEFAULT_CAPS, NO_CAPS, TorchOrder, tail_us
@@ -115,9 +115,8 @@ def test_torch_that_fails_is_told_and_not_measured(monkeypatch):
 
 
 def test_slower_networks_slow_collectives_only():
-    slow = slower_network(EXAMPLE, 4)
+    slow = EXAMPLE.with_comm_scale(4)
     assert [node.time_us for node in slow.nodes] == [0, 0, 160, 0, 50, 30, 30, 160, 0, 0]
-    assert slower_network(EXAMPLE, 1) is EXAMPLE
 
 
 @pytest.mark.slow

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llama_repro.bench.cases import slower_network
 from overlap_sched import EXAMPLE, Group, Kind, Node, Options, Problem, Schedule, Storage, schedule
 from overlap_sched.errors import ProblemError
 from overlap_sched.judge.replay import replay
@@ -245,7 +244,7 @@ def test_every_promise_is_kept(problem: Problem, allocator: str, percent: int, e
 @pytest.mark.parametrize("allocator", ["plain", "expandable"])
 @pytest.mark.parametrize("slower", [1, 3])
 def test_what_does_not_run_is_exchanged_for_the_shortest_that_does(allocator: str, slower: int) -> None:
-    problem, settings = slower_network(large_layers(24, 20), slower), SETTINGS[allocator]
+    problem, settings = large_layers(24, 20).with_comm_scale(slower), SETTINGS[allocator]
     assert settings is not None
     free = schedule(problem)
     found = schedule(problem, Options(memory_limit="100%", allocator=allocator))

@@ -20,6 +20,7 @@ from overlap_sched import Options
 from overlap_sched.cost.cluster import read_cluster
 from overlap_sched.deepspeed.graph_pass import called, zero3_values
 from overlap_sched.fx.lifting import Lifted, lift
+from overlap_sched.joint.graphs import copy_of
 from overlap_sched.judge.lower_bound import lower_bound_us
 from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import memory_profile, peak_memory
@@ -111,8 +112,7 @@ def prefetched(gm: fx.GraphModule, lifted: Lifted) -> list[int] | None:
     prefetch.dist = SimpleNamespace(
         get_rank=lambda: 1, all_reduce=lambda *_, **__: None, ReduceOp=SimpleNamespace(MIN=0)
     )
-    copy = fx.GraphModule(gm, fx.Graph())
-    new = prefetch.schedule_prefetch(copy_of(gm, copy), 7, [], {7: result}, None, 0.0, None, False)
+    new = prefetch.schedule_prefetch(copy_of(gm), 7, [], {7: result}, None, 0.0, None, False)
     place: dict[str, list[int]] = {}  # a wait of several stands for as many
     for v, node in enumerate(lifted.nodes):
         place.setdefault(node.name, []).append(v)
@@ -123,15 +123,6 @@ def prefetched(gm: fx.GraphModule, lifted: Lifted) -> list[int] | None:
         for name in [gather_of[one] for one in node.args[2]] if fused else [node.name]:
             order.update(dict.fromkeys(place[name]))
     return list(order)
-
-
-def copy_of(gm: fx.GraphModule, into: fx.GraphModule) -> fx.GraphModule:
-    """A graph with the same names."""
-    env: dict[fx.Node, fx.Node] = {}
-    for node in gm.graph.nodes:
-        env[node] = into.graph.node_copy(node, env.__getitem__)
-    into.graph.lint()
-    return into
 
 
 def main() -> None:

@@ -30,7 +30,7 @@ from overlap_sched.transform.rewrites import Fission
 from scripts.studies.fit import ways
 from scripts.studies.fit.models import WORKLOADS
 from scripts.studies.fit.published import DTR, MAGIS
-from scripts.studies.fit.ways import LIMITS, PCIE_3, SLOWDOWNS, Point, Solved, point
+from scripts.studies.fit.ways import LIMITS, PCIE_3, SLOWDOWNS, Point, point
 from scripts.studies.memory_zoo.rows import timed
 from tests.support.traced_step import Workload, joint_graph, with_updates
 
@@ -121,33 +121,15 @@ def _cells(row: Row, first: bool) -> Iterator[str]:
     yield f"{row.seconds:.0f}" if row.nodes else ""
 
 
-def solver_table(step: str, original: Point, solved: Sequence[Solved]) -> str:
-    """What the solver found at each budget, and what it could not rule out."""
-    lines = []
-    for one in solved:
-        nothing = "none fits" if one.proven else "nothing"
-        lines.append(
-            (
-                f"{step}, {100 * one.share:.0f} %",
-                nothing if one.point is None else f"{100 * (one.point.step_us / original.step_us - 1):+.1f} %",
-                "" if one.point is None and one.proven else f"{100 * one.again_us / original.step_us:+.1f} %",
-                "proven" if one.proven else "not finished",
-            )
-        )
-    return markdown_table(("budget", "found", "no better than", ""), lines)
-
-
 def solver_row(problem: Problem, work: float) -> Row:
-    """Checkmate's program; a table of its budgets goes to stderr."""
-    solved: list[Solved] = []
+    """Checkmate's program; what it finds at each budget goes to stderr."""
 
     def find() -> Iterator[Point]:
-        solved.extend(ways.solve(problem, work))
-        return (one.point for one in solved if one.point is not None)
+        for one in ways.solve(problem, work):
+            print(one, file=sys.stderr, flush=True)
+            yield from () if one.point is None else (one.point,)
 
-    row = measure_way(problem, f"Checkmate's program, {ways.BLOCKS} blocks", find)
-    print(solver_table(problem.name, point(problem), solved), file=sys.stderr, flush=True)
-    return row
+    return measure_way(problem, f"Checkmate's program, {ways.BLOCKS} blocks", find)
 
 
 def rows_of(workload: Workload, options: argparse.Namespace) -> Iterator[Row]:

@@ -13,7 +13,7 @@ from overlap_sched.cost import Collective, Compute, CostModel, Roofline
 from overlap_sched.fit import fit
 from overlap_sched.fx import lift
 from overlap_sched.fx.lifting import Lifted
-from overlap_sched.joint.graphs import copy_of
+from overlap_sched.joint.graphs import copy_of, joined
 from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import peak_memory
 from overlap_sched.peak_memory import best_order
@@ -130,28 +130,7 @@ def partition(workload: Workload, joint: fx.GraphModule) -> Iterator[Point]:
             halves = min_cut_rematerialization_partition(
                 copy_of(joint), None, num_fwd_outputs=1, static_lifetime_input_indices=weights
             )
-        yield point(lift_step(workload, with_updates(join_halves(*halves))).problem)
-
-
-def join_halves(forward: fx.GraphModule, backward: fx.GraphModule) -> fx.GraphModule:
-    """One graph of both: ``primals_*`` and ``tangents_*`` in; the loss, then what backward returns, out."""
-    graph = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {}
-    inputs = backward.graph.find_nodes(op="placeholder")
-    tangents = [node for node in inputs if node.name.startswith("tangents")]
-    for node in (*forward.graph.find_nodes(op="placeholder"), *tangents):
-        copies[node] = graph.node_copy(node)
-    (loss, *saved), gradients = (gm.graph.output_node().args[0] for gm in (forward, backward))
-    for gm in (forward, backward):
-        for node in gm.graph.nodes:
-            if node.op not in ("placeholder", "output"):
-                copies[node] = graph.node_copy(node, copies.__getitem__)
-        if gm is forward:
-            taken = [node for node in inputs if node not in tangents]
-            copies.update({there: copies[here] for there, here in zip(taken, saved, strict=True)})
-    graph.output((copies[loss], *(value and copies[value] for value in gradients)))
-    graph.lint()
-    return fx.GraphModule(forward, graph)
+        yield point(lift_step(workload, with_updates(joined(*halves, 1)[0])).problem)
 
 
 class Solved(NamedTuple):

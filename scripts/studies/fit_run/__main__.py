@@ -10,8 +10,10 @@ docs/fit.md says what is compared.
 
 import argparse
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
+from llama_repro.harness.console import markdown_table
 from llama_repro.harness.record import provenance, write_record
 from llama_repro.training.arguments import parse
 from llama_repro.training.world import world_of
@@ -39,7 +41,7 @@ def main() -> int:
             print(table(found))
             if own.record:
                 about = provenance(" ".join(["scripts.studies.fit_run", *sys.argv[1:]]), ("torch",))
-                write_record(Path(own.record), {**about, "rows": [row.to_json() for row in found]})
+                write_record(Path(own.record), {**about, "rows": [asdict(row) for row in found]})
     return 0
 
 
@@ -47,24 +49,24 @@ def table(found: list[Row]) -> str:
     """For docs/fit.md."""
     heads = ["limit", "what", "peak, predicted", "measured", "", "step, predicted", "measured", "shorter by, predicted"]
     heads += ["measured", "bitwise"]
-    lines = [f"| {' | '.join(heads)} |", f"| {' | '.join(['---'] * len(heads))} |"]
-    first = found[0]
+    lines, first = [], found[0]
     for row in found:
         off = row.measured_bytes / row.predicted_bytes - 1
         less = (first.predicted_us - row.predicted_us, first.measured_us - row.measured_us)
-        cells = [
-            row.limit,
-            row.what,
-            f"{row.predicted_bytes / 2**20:.2f} MiB",
-            f"{row.measured_bytes / 2**20:.2f} MiB",
-            f"{off:+.1%}",
-            f"{row.predicted_us / 1e3:.0f} ms",
-            f"{row.measured_us / 1e3:.0f} ms",
-            *(f"{us / 1e3:.0f} ms" for us in less),
-            "yes" if row.bitwise else "NO",
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append(
+            [
+                row.limit,
+                row.what,
+                f"{row.predicted_bytes / 2**20:.2f} MiB",
+                f"{row.measured_bytes / 2**20:.2f} MiB",
+                f"{off:+.1%}",
+                f"{row.predicted_us / 1e3:.0f} ms",
+                f"{row.measured_us / 1e3:.0f} ms",
+                *(f"{us / 1e3:.0f} ms" for us in less),
+                "yes" if row.bitwise else "NO",
+            ]
+        )
+    return markdown_table(heads, lines)
 
 
 if __name__ == "__main__":

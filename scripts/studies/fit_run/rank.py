@@ -3,8 +3,8 @@
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,10 +46,6 @@ class Row:
     predicted_us: float
     measured_us: float
     bitwise: bool
-
-    def to_json(self) -> dict[str, Any]:
-        """For a record."""
-        return asdict(self)
 
 
 def rows(arguments: Arguments, world: World, limits: list[str], backend: str) -> list[Row]:

@@ -47,30 +47,20 @@ class _Logits(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``(batch, classes)``, or ``(batch, classes, positions)`` of a text."""
-        logits: Tensor = self.model(x).logits
+        same = (
+            {"decoder_input_ids": x} if self.model.config.is_encoder_decoder else {}
+        )  # the decoder reads the same text
+        logits: Tensor = self.model(x, **same).logits
         return logits.transpose(1, 2) if logits.ndim == 3 else logits
 
 
-class _Translates(nn.Module):
-    """An encoder and a decoder; the decoder reads the same text."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits as ``(batch, classes, positions)``."""
-        logits: Tensor = self.model(input_ids=x, decoder_input_ids=x).logits
-        return logits.transpose(1, 2)
-
-
-def _built(wrap: type[nn.Module], model: str, config: str, **sizes: Any) -> Callable[[], nn.Module]:
+def _built(model: str, config: str, **sizes: Any) -> Callable[[], nn.Module]:
     """A model by the names of its class and of its configuration's."""
 
     def build() -> nn.Module:
         import transformers
 
-        return wrap(getattr(transformers, model)(getattr(transformers, config)(use_cache=False, **sizes)))
+        return _Logits(getattr(transformers, model)(getattr(transformers, config)(use_cache=False, **sizes)))
 
     return build
 
@@ -84,7 +74,6 @@ def _texts(batch: int, length: int) -> Callable[[], tuple[Tensor, ...]]:
 
 
 _RESNET = _built(
-    _Logits,
     "ResNetForImageClassification",
     "ResNetConfig",
     embedding_size=32,
@@ -93,21 +82,17 @@ _RESNET = _built(
     num_labels=_CLASSES,
 )
 _MOBILENET = _built(
-    _Logits,
     "MobileNetV2ForImageClassification",
     "MobileNetV2Config",
     image_size=96,
     depth_multiplier=0.5,
     num_labels=_CLASSES,
 )
-_VIT = _built(
-    _Logits, "ViTForImageClassification", "ViTConfig", image_size=96, patch_size=8, num_labels=_CLASSES, **_BLOCKS
-)
-_BERT = _built(_Logits, "BertForMaskedLM", "BertConfig", attn_implementation="eager", **_TOKENS, **_BLOCKS)
-_GPT = _built(_Logits, "GPT2LMHeadModel", "GPT2Config", n_positions=256, n_embd=192, n_layer=3, n_head=6, **_TOKENS)
-_LLAMA = _built(_Logits, "LlamaForCausalLM", "LlamaConfig", **_TOKENS, **_BLOCKS)
+_VIT = _built("ViTForImageClassification", "ViTConfig", image_size=96, patch_size=8, num_labels=_CLASSES, **_BLOCKS)
+_BERT = _built("BertForMaskedLM", "BertConfig", attn_implementation="eager", **_TOKENS, **_BLOCKS)
+_GPT = _built("GPT2LMHeadModel", "GPT2Config", n_positions=256, n_embd=192, n_layer=3, n_head=6, **_TOKENS)
+_LLAMA = _built("LlamaForCausalLM", "LlamaConfig", **_TOKENS, **_BLOCKS)
 _T5 = _built(
-    _Translates,
     "T5ForConditionalGeneration",
     "T5Config",
     d_model=192,

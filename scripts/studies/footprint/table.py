@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from llama_repro.harness.console import markdown_table
 from overlap_sched.report.units import size
 from scripts.studies.footprint.events import KINDS
 from scripts.studies.footprint.rows import GRAPHS, OURS, PLAIN, Row, by, explanation, steps, unlike_default
@@ -38,7 +39,7 @@ def markdown(rows: Sequence[Row]) -> str:
             ways,
         ),
     ]
-    return "\n\n".join(f"{title}\n\n{_table(heads, cells)}" for title, heads, cells in parts)
+    return "\n\n".join(f"{title}\n\n{markdown_table(heads, cells)}" for title, heads, cells in parts)
 
 
 def _each(mode: str) -> list[str]:
@@ -80,7 +81,3 @@ def _way(row: Row) -> list[str]:
     ends = [size(row.peaks[mode].bytes) if mode in row.peaks else "-" for mode in ("eager", "default")]
     changes = ["-"] * 3 if found is None else [f"{'+' if b >= 0 else '-'}{size(abs(b))}" for b in found]
     return [ends[0], *changes, ends[1]]
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * len(heads), *rows))

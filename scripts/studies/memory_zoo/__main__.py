@@ -68,21 +68,12 @@ def _zoo_rows(entry: Entry, broken: list[str]) -> Iterator[ZooRow]:
         broken.append(f"{entry.name} has {parameter_count(model):,} parameters, not {entry.parameters:,}")
     for batch in entry.batches:
         for update in (True, False) if (entry.name, batch) in TORCH_RATIOS else (True,):
-            _tell(f"{entry.name}, batch {batch}")
-            row = zoo_row(
-                entry.name, batch, update, step_problem(entry.name, model, entry.batch(batch), entry.loss, update)
-            )
-            if _above(row):
+            print(f"{entry.name}, batch {batch}", file=sys.stderr, flush=True)
+            problem = step_problem(entry.name, model, entry.batch(batch), entry.loss, update)
+            row = zoo_row(entry.name, batch, update, problem)
+            if row.peak_bytes > row.original_bytes:
                 broken.append(f"{entry.name}, batch {batch}: above the original peak")
             yield row
-
-
-def _tell(what: str) -> None:
-    print(what, file=sys.stderr, flush=True)
-
-
-def _above(row: ZooRow) -> bool:
-    return row.peak_bytes > row.original_bytes
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -28,10 +28,11 @@ def loss_of(model: nn.Module, tensors: Mapping[str, Tensor], batch: Sequence[Ten
     return nn.functional.cross_entropy(logits, batch[-1])
 
 
-def trace_step(model: nn.Module, batch: Sequence[Tensor], loss: Loss = loss_of, update: bool = True) -> fx.GraphModule:
-    """The graph of one step.
+def step_problem(name: str, model: nn.Module, batch: Sequence[Tensor], loss: Loss, update: bool) -> Problem:
+    """The graph of one step as a problem, in the ``runtime`` memory model.
 
     Args:
+        name: Of the problem.
         model: In training mode; its parameters may be on the meta device: only their shapes are read.
         batch: What ``loss`` takes; only shapes and types are read.
         loss: See :data:`Loss`.
@@ -55,19 +56,13 @@ def trace_step(model: nn.Module, batch: Sequence[Tensor], loss: Loss = loss_of, 
         buffers = {name: _fake(b) for name, b in model.named_buffers()}
         inputs = [_fake(tensor) for tensor in batch]
     with mode:
-        return make_fx(step)(parameters, buffers, *inputs)
+        gm = make_fx(step)(parameters, buffers, *inputs)
+    return lift(gm, name=name).problem
 
 
 def _fake(tensor: Tensor) -> Tensor:
     """Of the same shape and type, on the CPU, without data where a fake mode is on."""
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
-
-
-def step_problem(
-    name: str, model: nn.Module, batch: Sequence[Tensor], loss: Loss = loss_of, update: bool = True
-) -> Problem:
-    """The step as a problem, in the ``runtime`` memory model."""
-    return lift(trace_step(model, batch, loss, update), name=name).problem
 
 
 def parameter_count(model: nn.Module) -> int:

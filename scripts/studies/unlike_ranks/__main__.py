@@ -16,7 +16,6 @@ from pathlib import Path
 from random import Random
 
 from llama_repro import INSTANCES
-from llama_repro.bench.cases import slower_network
 from llama_repro.harness.console import guarded, markdown_table
 from overlap_sched import Options, schedule
 from overlap_sched.judge.budget_bound import budget_bound_us
@@ -43,7 +42,7 @@ def _run(options: argparse.Namespace) -> int:
     with progress() as tell:
         for path in options.problems or sorted(INSTANCES.glob("*.gz")):
             for scale in options.comm_scale:
-                problem = slower_network(read_problem(path), scale)
+                problem = read_problem(path).with_comm_scale(scale)
                 tell(f"{problem.name} x{scale:g}")
                 gaps = gaps_of(problem, unlike(problem, Random(SEED), EVERY, LARGER, pad_us=20.0), Options())
                 lines.append((f"`{problem.name}` x{scale:g}", *gaps))

@@ -12,15 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.examples import RUN
-from tests.support.programs.program import (
-    KINDS,
-    Program,
-    Step,
-    correct,
-    generate,
-    reads_by_older_names,
-    shrunk,
-)
+from tests.support.programs.program import KINDS, Program, Step, correct, generate, reads_by_older_names, shrunk
 from tests.support.programs.rank import BROKEN
 from tests.support.programs.run import run_programs
 

@@ -342,10 +342,9 @@ def one_step(forward: DumpSource, backward: DumpSource) -> DumpSource:
     for name in sorted((taken & own) - saved.keys()):
         renamed[name] = next(new for k in count(1) if (new := name + "_backward" * k) not in used)
         used.add(renamed[name])
-    rename = _Rename(renamed)
     kept = [k for k, name in enumerate(inputs) if name not in saved]
-    body, head = rename.all(backward.forward.body), deepcopy(forward.forward)
-    head.args.args += rename.all([backward.forward.args.args[1 + k] for k in kept])
+    body, head = _renamed(backward.forward.body, renamed), deepcopy(forward.forward)
+    head.args.args += _renamed([backward.forward.args.args[1 + k] for k in kept], renamed)
     last = body.pop()
     dropped = {len(saving) - 1 - saving[::-1].index(name) for name in saved.values() if name in saving}
     left = [result for k, result in enumerate(results) if k not in dropped]
@@ -353,7 +352,7 @@ def one_step(forward: DumpSource, backward: DumpSource) -> DumpSource:
     head.body = [*head.body[:-1], *body, ast.copy_location(ast.Return(value), last)]
     attributes = []
     for one in backward.attributes:
-        statement = rename.visit(deepcopy(one.statement)) if one.statement else None
+        statement = _renamed([one.statement], renamed)[0] if one.statement else None
         attributes.append(Attribute(one.line, statement, renamed.get(one.name or "", one.name)))
     groups = forward.groups or backward.groups
     if isinstance(groups, ast.Dict) and groups is forward.groups and isinstance(backward.groups, ast.Dict):
@@ -364,7 +363,7 @@ def one_step(forward: DumpSource, backward: DumpSource) -> DumpSource:
         forward=head,
         attributes=[*forward.attributes, *attributes],
         submodules={**forward.submodules, **{renamed.get(n, n): f for n, f in backward.submodules.items()}},
-        load_args=[*forward.load_args, *rename.all(_arguments(backward.load_args, kept))],
+        load_args=[*forward.load_args, *_renamed(_arguments(backward.load_args, kept), renamed)],
         symbols={**backward.symbols, **forward.symbols},
         groups=groups,
     )
@@ -414,25 +413,15 @@ def _arguments(statements: Sequence[ast.stmt], kept: Sequence[int]) -> list[ast.
     ]
 
 
-class _Rename(ast.NodeTransformer):
-    """Values, storages, and attributes of ``self`` under other names."""
-
-    def __init__(self, names: Mapping[str, str]) -> None:
-        self.names = names
-
-    def all(self, parts: Sequence[Any]) -> list[Any]:
-        """Renamed copies."""
-        return [self.visit(deepcopy(part)) for part in parts]
-
-    def visit(self, node: Any) -> Any:
-        """Rename a value or a storage, an input, ``self.x``; what else has a dot is no value's."""
+def _renamed(parts: Sequence[Any], names: Mapping[str, str]) -> list[Any]:
+    """Copies with values, storages, inputs and ``self.x`` under other names; what else has a dot is no value's."""
+    copies = deepcopy(list(parts))
+    for node in (node for part in copies for node in ast.walk(part)):
         match node:
             case ast.Name(id=name):
-                node.id = self.names.get(name, name)
+                node.id = names.get(name, name)
             case ast.arg(arg=name):
-                node.arg = self.names.get(name, name)
-            case ast.Attribute(value, name):
-                node.attr = self.names.get(name, name) if isinstance(value, ast.Name) and value.id == "self" else name
-            case _:
-                self.generic_visit(node)
-        return node
+                node.arg = names.get(name, name)
+            case ast.Attribute(ast.Name(id="self"), name):
+                node.attr = names.get(name, name)
+    return copies

@@ -11,8 +11,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from graphlib import CycleError, TopologicalSorter
-from heapq import heapify, heappop
 from itertools import pairwise
 from typing import Any
 
@@ -35,7 +33,9 @@ from overlap_sched.inductor.lifting import lift_kernels
 from overlap_sched.inductor.reporting import guard, log, name_graph, warn
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.options import on_devices
+from overlap_sched.problem import Order
 from overlap_sched.problem.pins import pin_notes
+from overlap_sched.problem.precedence import smallest_first
 from overlap_sched.report.words.schedule import why_no_better
 from overlap_sched.scheduler.driver import no_collection
 
@@ -260,7 +260,7 @@ def _chain(snodes: Sequence[Any]) -> list[int]:
     return list(dict.fromkeys(at for _, at in sorted(found)))
 
 
-def _nearest(snodes: Sequence[Any], pairs: Iterable[tuple[int, int]]) -> list[int] | None:
+def _nearest(snodes: Sequence[Any], pairs: Iterable[tuple[int, int]]) -> Order | None:
     """Positions in the nearest order that keeps torch's dependencies and some pairs: always the smallest that may come.
 
     The nodes are in an order that keeps the dependencies; a pair of positions says which comes first. ``None``: the
@@ -270,18 +270,12 @@ def _nearest(snodes: Sequence[Any], pairs: Iterable[tuple[int, int]]) -> list[in
     before = [{producer.get(dep.name, at) for dep in snode.unmet_dependencies} for at, snode in enumerate(snodes)]
     for first, then in pairs:
         before[then].add(first)
-    sorter = TopologicalSorter({at: needed - {at} for at, needed in enumerate(before)})
-    try:
-        sorter.prepare()
-    except CycleError:
-        return None
-    ready, order = list(sorter.get_ready()), list[int]()
-    while ready:
-        heapify(ready)
-        order.append(heappop(ready))
-        sorter.done(order[-1])
-        ready += sorter.get_ready()
-    return order
+    after: list[list[int]] = [[] for _ in snodes]
+    for at, needed in enumerate(before):
+        needed.discard(at)
+        for u in needed:
+            after[u].append(at)
+    return smallest_first(before, after, range(len(snodes)))
 
 
 def _scheduler(snodes: Sequence[Any]) -> Scheduler | None:

@@ -79,7 +79,13 @@ def neighbours(problem: Problem, pairs: Iterable[Pair]) -> Neighbours:
 
 def by_key(problem: Problem, pairs: Sequence[Pair], key: Sequence[float]) -> Order | None:
     """The nodes by their keys, each as soon as it may run; ``None``: the pairs contradict the rules of the graph."""
-    before, after = neighbours(problem, pairs)
+    return smallest_first(*neighbours(problem, pairs), key)
+
+
+def smallest_first(
+    before: Sequence[Collection[NodeId]], after: Sequence[Iterable[NodeId]], key: Sequence[float]
+) -> Order | None:
+    """Always the smallest key that may come, given what comes before and after each; ``None``: some form a ring."""
     left = [len(nodes) for nodes in before]
     ready = [(key[v], v) for v, count in enumerate(left) if count == 0]
     heapify(ready)

@@ -305,7 +305,7 @@ def page_text(page: Page, command: str = "") -> str:
     times = "of the problem file" if prices.get("from") != "dump" else ""
     times = ", ".join(filter(None, [times, f"predicted for {on}" if on else ""]))
     times += f", {count(prices['traces'], 'trace')} of a profiler where they have them" if prices.get("traces") else ""
-    original, without = page["figures"], page["figures"].get("step_without_rewrites_us")
+    without = page["figures"].get("step_without_rewrites_us")
     points, drawn = [*page["frontier"], *runs] if page["frontier"] else [], range(len(runs))
     called = [f"the {run['title']} order" if r < 2 else html.escape(run["title"]) for r, run in enumerate(runs)]
     return Template(_read_file("page.html")).substitute(
@@ -328,19 +328,7 @@ def page_text(page: Page, command: str = "") -> str:
         ),
         tried="".join(map(_table_row, page["tried"])),
         no_frontier="" if points else " hidden",
-        frontier="\n".join(
-            _table_row(
-                (
-                    of.get("title", "on the frontier"),
-                    size(of["peak_bytes"]),
-                    change(original["original_peak_bytes"], of["peak_bytes"]),
-                    duration(of["step_us"]),
-                    change(original["original_step_us"], of["step_us"]),
-                    duration(of["exposed_us"]),
-                )
-            )
-            for of in points
-        ),
+        frontier="\n".join(_table_row(_frontier_cells(of, page["figures"])) for of in points),
         data=json.dumps(page, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"),
         script=f'"use strict";\n(() => {{\n{script}}})();',
         version=__version__,
@@ -348,6 +336,12 @@ def page_text(page: Page, command: str = "") -> str:
         command=f" by <code>{html.escape(printable(command))}</code>" if command else "",
         times=f" Times: {html.escape(printable(times))}." if prices else "",
     )
+
+
+def _frontier_cells(of: Page, figures: Page) -> list[str]:
+    peak, step = of["peak_bytes"], of["step_us"]
+    less, longer = change(figures["original_peak_bytes"], peak), change(figures["original_step_us"], step)
+    return [of.get("title", "on the frontier"), size(peak), less, duration(step), longer, duration(of["exposed_us"])]
 
 
 def _read_file(name: str) -> str:

@@ -85,14 +85,10 @@ def schedule_rows(planned: Sequence[PlannedPipeline]) -> tuple[list[str], list[l
     heads = ["schedule", "step", "bubble", "own", "exposed", *["inside"][: int(inside)], "peak", "bound", "gap"]
     rows = []
     for one in planned:
-        us, waits = one.replay.step_us, [max(one.replay.exposed_us), *[max(one.inside_us)][: int(inside)]]
-        peak, gap = size(max(peak.bytes for peak in one.peaks)), f"{gap_percent(us, one.bound_us):.2f} %"
-        cells = [
-            duration(us),
-            *(f"{100 * part:.1f} %" for part in (one.replay.bubble, one.replay.own_bubble)),
-            *map(duration, waits),
-            peak,
-        ]
+        run, waits = one.replay, [max(one.replay.exposed_us), *[max(one.inside_us)][: int(inside)]]
+        idle = (f"{100 * part:.1f} %" for part in (run.bubble, run.own_bubble))
+        peak, gap = size(max(peak.bytes for peak in one.peaks)), f"{gap_percent(run.step_us, one.bound_us):.2f} %"
+        cells = [duration(run.step_us), *idle, *map(duration, waits), peak]
         rows.append([one.name, *cells, duration(one.bound_us), gap])
     return heads, rows
 

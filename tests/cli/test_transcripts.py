@@ -30,6 +30,7 @@ def plain(text: str) -> str:
     if text.startswith('{"schema"'):
         text = json.dumps(json.loads(text), indent=1) + "\n"
     text = re.sub(r'(Scheduled\s+in\s+|"schedule_s": )[\d.e-]+', r"\g<1>0.00", text.replace(str(Path.cwd()), "FOLDER"))
+    text = re.sub(r"^overlap-sched: .* \(\d+ s(, about \d+ s left)?\)\n", "", text, flags=re.MULTILINE)  # busy machine
     return re.sub(r" +$", "", text, flags=re.MULTILINE)
 
 

@@ -18,14 +18,7 @@ from overlap_sched.distributed import Agreement, Digest, Verdict, agreement
 from overlap_sched.distributed.agreement import Membership
 from overlap_sched.distributed.sequences import Entry
 from overlap_sched.inductor import agree, caches
-from overlap_sched.inductor.caches import (
-    CachedOrder,
-    may_load,
-    may_save,
-    order_to_cache,
-    read_order,
-    settings_key,
-)
+from overlap_sched.inductor.caches import CachedOrder, may_load, may_save, order_to_cache, read_order, settings_key
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.inductor.switch import PostGradPass, SchedulerPass
 from overlap_sched.problem.sizes import VARIABLES

@@ -25,14 +25,7 @@ from overlap_sched.errors import OverlapSchedWarning, SequenceError, Verificatio
 from overlap_sched.fx.apply import Report
 from overlap_sched.inductor import agree, clear_reports, decision
 from overlap_sched.inductor.agree import Traffic, launch_texts
-from overlap_sched.inductor.decision import (
-    FOLLOWS,
-    LaunchFacts,
-    OrderDraft,
-    PlanRequest,
-    ScheduleCall,
-    decide,
-)
+from overlap_sched.inductor.decision import FOLLOWS, LaunchFacts, OrderDraft, PlanRequest, ScheduleCall, decide
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.inductor.switch import SchedulerPass
 from overlap_sched.problem import Kind, Node, Problem, Storage

@@ -10,14 +10,7 @@ from overlap_sched import Options
 from overlap_sched.inductor.reporting import GraphReport
 from overlap_sched.scheduler.driver import Schedule
 from tests.inductor.conftest import Compiled, compiled_step
-from tests.support.inductor.generated import (
-    body,
-    events,
-    matmuls_under,
-    numbered,
-    peak_bytes,
-    planned,
-)
+from tests.support.inductor.generated import body, events, matmuls_under, numbered, peak_bytes, planned
 
 pytestmark = [pytest.mark.slow, pytest.mark.private]
 

@@ -15,14 +15,7 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from overlap_sched.inductor import agree, kernel_graph
-from overlap_sched.inductor.agree import (
-    Traffic,
-    graph_key,
-    launch_digest,
-    launch_texts,
-    launches_in,
-    traffic_in,
-)
+from overlap_sched.inductor.agree import Traffic, graph_key, launch_digest, launch_texts, launches_in, traffic_in
 from overlap_sched.inductor.kernel_graph import in_graph_order, kernel_traffic
 from tests.fx.test_communication import HIGHER, INNER, WAIT, Builder, body, run
 from tests.inductor.test_kernels import Kernel

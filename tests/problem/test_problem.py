@@ -23,13 +23,7 @@ from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import launch_violation, memory_profile, violation
 from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Problem, Storage
 from overlap_sched.problem.contention import Contention
-from overlap_sched.problem.file import (
-    Limits,
-    problem_bytes,
-    read_problem,
-    redact_problem,
-    write_problem,
-)
+from overlap_sched.problem.file import Limits, problem_bytes, read_problem, redact_problem, write_problem
 from overlap_sched.problem.parts import cut_problem, needed_first
 from overlap_sched.problem.precedence import Preserve, launch_pairs
 from overlap_sched.transform.apply import refusal

@@ -142,7 +142,6 @@ def peak_text(peak: Peak) -> str:
     return "\n".join([*lines, *(["largest:", *align_rows(rows)] if rows else [])])
 
 
-_LISTED = 4
 _ROWS = 8
 
 
@@ -164,8 +163,8 @@ def profile_notes(profile: Profile) -> Iterator[str]:
         yield "profile: one rank: its collectives still hold waiting for others; give the traces of more ranks"
     missing = Counter(node.name for node, m in timed if m is None).most_common()
     if missing:
-        listed = ", ".join(f"{n} x {printable(name)}" for name, n in missing[:_LISTED])
-        yield f"profile: not found, so as predicted: {listed}{', ...' * (len(missing) > _LISTED)}"
+        listed = ", ".join(f"{n} x {printable(name)}" for name, n in missing[:_SHOWN])
+        yield f"profile: not found, so as predicted: {listed}{', ...' * (len(missing) > _SHOWN)}"
 
 
 def profile_table(profile: Profile) -> Table:

@@ -13,16 +13,7 @@ from overlap_sched.report.units import change, count, duration, printable, size
 from overlap_sched.report.words.schedule import gap_percent
 from overlap_sched.scheduler.task import SAME_STEP
 from overlap_sched.transform.plan import Plan, Record
-from overlap_sched.transform.rewrites import (
-    Bucket,
-    Fission,
-    Keep,
-    Offload,
-    Recompute,
-    Regather,
-    Rewrite,
-    Stream,
-)
+from overlap_sched.transform.rewrites import Bucket, Fission, Keep, Offload, Recompute, Regather, Rewrite, Stream
 from overlap_sched.transform.search import Trial
 
 _SHOWN = 12

@@ -49,7 +49,7 @@ def run_pipeline(command: PipelineCommand, tell: Tell) -> Printed:
         return as_json(pipeline_answer(one.job, one.planned, one.cannot, one.found, one.graphs, varied)), 0
     lacking = [f"{name} does not fit: {report.lack_words(lack)}." for name, lack in _short(one).items()]
     notes = [] if one.found is None else [report.found_line(one.found)]
-    notes += [f"{name}: {why}" for name, why in one.cannot.items()]
+    notes += [*one.graphs.notes, *(f"{name}: {why}" for name, why in one.cannot.items())]
     notes += [f"{of.name}: {report.cut_words(of)}." for of in one.named if len(set(of.cut)) > 1]
     tables: list[RenderableType] = [report.graphs_table(one.graphs), ""] if command.order_graphs is not None else []
     tables += [report.schedules_table(one.job, one.planned), "", report.peaks_table(one.planned)] if one.planned else []

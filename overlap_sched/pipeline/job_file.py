@@ -24,6 +24,7 @@ from overlap_sched.pipeline.job import (
     with_recomputation,
 )
 from overlap_sched.pipeline.layers import ModelStage, cut_model
+from overlap_sched.problem import Problem
 from overlap_sched.problem.file import DEFAULT_LIMITS, DamagedError, Limits, read_bytes
 
 _ZERO = Bytes(0)
@@ -181,24 +182,32 @@ def _stages_of(model: _ModelTable, file: _JobTable, where: str, folder: Path, gr
         cut = cut_model(forward, backward, model.layers)
     except PipelineError as error:
         raise PipelineError(f"{where}: model: {error}") from None
-    graphs.notes[f"{where}: {cut.words}"] = None
+    names = " | ".join(stage.name for stage in cut.stages)
+    more = f"; stages need of each other, too: {', '.join(cut.extra)}" if cut.extra else ""
+    graphs.notes[f"{where}: {cut.layers} layers (by {cut.found_by}): {names}{more}"] = None
     alike, tables = dict[object, ModelStage](), list[_StageTable]()
     for stage in cut.stages:
-        ahead, back = (alike.setdefault(graph.contents, stage) for graph in (stage.forward, stage.backward))
+        ahead, back = (alike.setdefault(_contents(graph), stage) for graph in (stage.forward, stage.backward))
+        parameters = sum(storage.bytes for storage in stage.forward.storages if storage.pinned)
         names = f"{model.forward} ({ahead.name})", f"{model.backward} ({back.name})"
         graphs.parts.update(zip(names, (ahead.forward, back.backward), strict=True))
         tables.append(
             _StageTable(
                 forward=_BlockTable(problem=names[0], output=Bytes(stage.output_bytes)),
                 backward=_BlockTable(problem=names[1], output=Bytes(stage.gradient_bytes), output_node=back.gradient),
-                parameters=Bytes(stage.parameter_bytes),
-                gradients=Bytes(stage.parameter_bytes * model.gradients),
-                optimizer=Bytes(stage.parameter_bytes * model.optimizer),
+                parameters=Bytes(parameters),
+                gradients=Bytes(parameters * model.gradients),
+                optimizer=Bytes(parameters * model.optimizer),
                 saved=Bytes(stage.saved_bytes),
                 recompute=model.recompute,
             )
         )
     return tables
+
+
+def _contents(graph: Problem) -> object:
+    """Equal where two graphs do the same."""
+    return tuple(node._replace(name="", module="") for node in graph.nodes), graph.storages
 
 
 class _StageReader:
@@ -235,9 +244,6 @@ class _StageReader:
         )
         return PipelineStage(_measured(graph, ahead, saved), back, half_i, half_w, saved, kept, static, reduce, step)
 
-    def _source(self, graph: str) -> GraphSource:
-        return _source(self._file, self._folder, graph)
-
     def _given(self, table: _StageTable, key: str) -> tuple[GraphBlock | None, PipelineBlock]:
         """The graph of a block if it has one, and the block as its numbers say."""
         block: _BlockTable | None = getattr(table, key)
@@ -249,7 +255,11 @@ class _StageReader:
         sent = None if block.send_buffer is None else int(block.send_buffer)
         if block.problem and (block.time is not None or block.transient):
             raise PipelineError(f"{self._where}.{key} has a graph, which says its time and bytes: leave those out.")
-        graph = self._graphs.whole(self._source(block.problem), table.parameters) if block.problem else None
+        graph = (
+            self._graphs.whole(_source(self._file, self._folder, block.problem), table.parameters)
+            if block.problem
+            else None
+        )
         return graph, PipelineBlock(float(block.time or 0.0), int(block.transient), int(block.output), sent)
 
     def _parted(self, table: _StageTable, halves: bool) -> tuple[GraphBlock, GraphBlock] | None:
@@ -262,7 +272,9 @@ class _StageReader:
             raise PipelineError(f"{where} makes halves of backward, which are given: leave one out.")
         if not block.problem:
             raise PipelineError(f"{where} names a node of a graph: give the graph, too (problem).")
-        found = self._graphs.halves(self._source(block.problem), block.output_node, table.parameters)
+        found = self._graphs.halves(
+            _source(self._file, self._folder, block.problem), block.output_node, table.parameters
+        )
         if found is None:
             raise PipelineError(
                 f"{where} is {block.output_node!r:.40}, but the graph has no such node, or nothing besides: name the "

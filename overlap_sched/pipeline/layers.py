@@ -20,8 +20,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, product
-from typing import NamedTuple
+from itertools import accumulate
 
 from overlap_sched.errors import PipelineError
 from overlap_sched.problem import Kind, Node, NodeId, Problem, StorageId
@@ -53,11 +52,6 @@ class ModelStage:
     gradient_bytes: int
     saved_bytes: int
 
-    @property
-    def parameter_bytes(self) -> int:
-        """All that its forward uses and does not free."""
-        return sum(storage.bytes for storage in self.forward.storages if storage.pinned)
-
 
 @dataclass(frozen=True)
 class CutModel:
@@ -74,12 +68,6 @@ class CutModel:
     found_by: str
     stages: tuple[ModelStage, ...]
     extra: tuple[str, ...]
-
-    @property
-    def words(self) -> str:
-        """``32 layers (by repeated operators): embedding, layers 1 to 16 | layers 17 to 32, head``."""
-        more = f"; needed besides the hidden state and its gradient: {', '.join(self.extra)}" if self.extra else ""
-        return f"{self.layers} layers (by {self.found_by}): {' | '.join(stage.name for stage in self.stages)}{more}"
 
 
 def cut_model(forward: Problem, backward: Problem, layers: Sequence[int] | int | None = None) -> CutModel:
@@ -123,40 +111,26 @@ class _Chain:
     Attributes:
         depth: Per node its segment; -1: it does not follow.
         waists: Per segment, the node at its end.
+        made: What nodes make that follow.
     """
 
     problem: Problem
     depth: list[int]
     waists: list[NodeId]
-
-    def maker(self, storage: StorageId) -> Node:
-        """The node that makes a storage."""
-        return self.problem.nodes[self.problem.maker[storage]]
+    made: set[StorageId]
 
     def bytes_of(self, storages: Iterable[StorageId]) -> int:
         """Of all of them."""
         return sum(self.problem.storages[s].bytes for s in storages)
 
-    def split(self, place: Sequence[int], returned: Sequence[set[StorageId]]) -> list["_Part"]:
-        """Its parts, in the order in which they run; per node its part, and per part what lives to its end."""
-        both = zip(self.problem.nodes, self.depth, strict=True)
-        made = {s for node, k in both if k >= 0 and node.kind is not Kind.INPUT for s in node.alloc}
-        parts, found = split_problem(self.problem, place, made, returned), list[_Part]()
-        for k, (graph, taken) in enumerate(parts):
-            sent = parts[k + 1][1] & made if k + 1 < len(parts) else set()
-            waist = next((_storages(self.problem.nodes[v]) for v in self.waists[::-1] if place[v] < k), set())
-            odd = [s for s in sorted(taken - waist) if self.maker(s).kind is not Kind.INPUT]
-            found.append(_Part(graph, taken, sent, odd))
-        return found
+    def names_of(self, storages: Iterable[StorageId]) -> list[str]:
+        """Of the nodes that make them, inputs aside."""
+        makers = (self.problem.nodes[self.problem.maker[s]] for s in sorted(storages))
+        return [node.name for node in makers if node.kind is not Kind.INPUT]
 
-
-class _Part(NamedTuple):
-    """A stage's graph; storages of the whole that it takes and sends, and what it takes of others but the waist."""
-
-    graph: Problem
-    taken: set[StorageId]
-    sent: set[StorageId]
-    odd: list[StorageId]
+    def waist_before(self, place: Sequence[int], k: int) -> set[StorageId]:
+        """The last waist at a place in front of this one."""
+        return next((_storages(self.problem.nodes[v]) for v in self.waists[::-1] if place[v] < k), set())
 
 
 def _storages(node: Node) -> set[StorageId]:
@@ -196,7 +170,10 @@ def _follow(problem: Problem, sources: Collection[NodeId] = ()) -> _Chain:
     ends, depth, roots = set(waists[:-1]), list[int](), sources or {source}
     for v, before in enumerate(problem.predecessors):
         depth.append(max((depth[u] + (u in ends) for u in before if depth[u] >= 0), default=-1 + (v in roots)))
-    return _Chain(problem, depth, waists)
+    made = {
+        s for node, k in zip(nodes, depth, strict=True) if k >= 0 and node.kind is not Kind.INPUT for s in node.alloc
+    }
+    return _Chain(problem, depth, waists, made)
 
 
 def _settle(problem: Problem, place: Iterable[int]) -> list[int]:
@@ -213,7 +190,7 @@ def _settle(problem: Problem, place: Iterable[int]) -> list[int]:
 
 
 def _layers_of_segments(chain: _Chain) -> tuple[list[int], str]:
-    """Per segment 0 (embedding), a layer from 1 on, or behind the last the head, at least once; and how it was found."""
+    """Per segment, and one more, 0 (embedding), a layer from 1 on, or behind the last the head; and how found."""
     nodes, count = chain.problem.nodes, len(chain.waists)
     named = zip(_settle(chain.problem, chain.depth), (_NUMBER.search(node.module) for node in nodes), strict=True)
     found = sorted((at.string[: at.start()], k, int(at[1])) for k, at in named if at)
@@ -221,10 +198,9 @@ def _layers_of_segments(chain: _Chain) -> tuple[list[int], str]:
     container, most = max(numbers.items(), key=lambda one: one[1], default=("", 0))
     if most > 1:
         highest = {k: number for module, k, number in found if module == container}
-        start, layers, last = min(highest), list[int](), -1
-        for k in range(start, max(highest) + 1):
-            layers.append(layers[-1] + (highest.get(k, last) > last) if layers else 1)
-            last = max(last, highest.get(k, last))
+        start = min(highest)
+        reached = list(accumulate((highest.get(k, 0) for k in range(start, max(highest) + 1)), max))
+        layers = [1 + sorted({*reached}).index(number) for number in reached]
         found_by = f"names of modules ({container}.0, ...)"
     else:
         operators = [Counter[str]() for _ in chain.waists]
@@ -243,24 +219,17 @@ def _layers_of_segments(chain: _Chain) -> tuple[list[int], str]:
 
 def _repetition(segments: Sequence[Counter[str]]) -> tuple[int, list[int]]:
     """Where the repetition starts that has most nodes, and the layers of its segments."""
-
-    def likeness(at: int, pattern: Counter[str], period: int) -> float:
-        other = sum(segments[at : at + period], Counter[str]()) if 0 <= at <= len(segments) - period else Counter()
-        return (pattern & other).total() / (pattern | other).total()
-
-    most, found = 0.0, (0, list[int]())
-    for period, first in product(range(1, len(segments) // 2 + 1), range(len(segments))):
-        block = segments[first : first + period]
-        if segments[first + period : first + 2 * period] != block or segments[max(first - period, 0) : first] == block:
-            continue
-        pattern, start, end = sum(block, Counter[str]()), first, first + period
-        while likeness(start - period, pattern, period) >= ALIKE:
-            start -= period
-        while likeness(end, pattern, period) >= ALIKE:
-            end += period
-        likes = [likeness(at, pattern, period) ** 2 for at in range(start, end, period)]  # two halves are not a whole
-        if pattern.total() * sum(likes) > 1.01 * most:  # a longer period has to have more
-            most, found = pattern.total() * sum(likes), (start, [1 + k // period for k in range(end - start)])
+    most, found, count = 0.0, (0, list[int]()), len(segments)
+    for period in range(1, count // 2 + 1):
+        blocks = [sum(segments[k : k + period], Counter[str]()) for k in range(count - period + 1)]
+        likes = [(a & b).total() / (a | b).total() for a, b in zip(blocks, blocks[period:], strict=False)]
+        for start in range(count):
+            end = start
+            while end < len(likes) and likes[end] >= ALIKE:
+                end += period
+            nodes = sum(blocks[k].total() * likes[k] ** 2 for k in range(start, end, period))  # two halves are no whole
+            if nodes > 1.01 * most:  # a longer period has to have more
+                most, found = nodes, (start, [1 + k // period for k in range(end + period - start)])
     return found
 
 
@@ -269,8 +238,6 @@ def _follow_back(forward: Problem, units: Sequence[int], backward: Problem, coun
     of_name = dict(zip((node.name for node in forward.nodes), units, strict=True))
     nodes, head = backward.nodes, count + 1
     given = [v for v, node in enumerate(nodes) if node.kind is Kind.INPUT and node.name not in of_name]
-    if not given:
-        raise PipelineError(f"{backward.name}: no input is a gradient. Give the backward graph of {forward.name}.")
     chain = _follow(backward, given)
     votes = [Counter[int]() for _ in chain.waists]
     for node, depth, before in zip(nodes, chain.depth, backward.predecessors, strict=True):
@@ -286,9 +253,7 @@ def _follow_back(forward: Problem, units: Sequence[int], backward: Problem, coun
         head - (segments[depth] if depth >= 0 else of_name.get(node.name, head + 1))
         for node, depth in zip(nodes, chain.depth, strict=True)
     ]
-    inner = [
-        waist for waist, unit in zip(chain.waists, segments, strict=True) if unit
-    ]  # the embedding sends nothing back
+    inner = chain.waists[: len(segments) - segments.count(0)]  # the embedding sends nothing back
     return replace(chain, waists=inner), [head - place for place in _settle(backward, places)]
 
 
@@ -296,28 +261,33 @@ def _stages(
     layers: Sequence[int], ahead: _Chain, place: Sequence[int], back: _Chain, back_place: Sequence[int]
 ) -> tuple[tuple[ModelStage, ...], tuple[str, ...]]:
     """The stages, and what they need of each other besides the hidden state and its gradient."""
-    count, nodes = len(layers), back.problem.nodes
-    returned, back_returned = (
-        {s for node in chain.problem.nodes if node.kind is Kind.OUTPUT for s in node.use} for chain in (ahead, back)
-    )
-    backs = back.split([count - 1 - k for k in back_place], [back_returned] * count)[::-1]
-    held = {node.name: _storages(node) for node in ahead.problem.nodes}
-    saved = [
-        {s for s in part.taken if not back.problem.storages[s].pinned and back.maker(s).name in held} for part in backs
-    ]
-    claimed = [{one for s in own for one in held[back.maker(s).name]} for own in saved]
-    homes = [{s for s, v in enumerate(ahead.problem.maker) if place[v] == k} for k in range(count)]
-    others = returned.difference(*claimed)
-    fronts = ahead.split(place, [a | (b & others) for a, b in zip(claimed, homes, strict=True)])
+    forward, backward, count = ahead.problem, back.problem, len(layers)
+    turned = [count - 1 - k for k in back_place]  # in the order in which they run
+    backs = split_problem(backward, turned, back.made, [{*backward.nodes[-1].use}] * count)[::-1]
+    held = {node.name: _storages(node) for node in forward.nodes}
+    maker = [backward.nodes[v].name for v in backward.maker]
+    saved = [{s for s in taken if maker[s] in held and not backward.storages[s].pinned} for _, taken in backs]
+    claimed = [{one for s in own for one in held[maker[s]]} for own in saved]
+    homes = [{s for s, v in enumerate(forward.maker) if place[v] == k} for k in range(count)]
+    others = {*forward.nodes[-1].use}.difference(*claimed)
+    fronts = split_problem(forward, place, ahead.made, [a | (b & others) for a, b in zip(claimed, homes, strict=True)])
     stages, extra, end = list[ModelStage](), list[str](), 0
-    for k, (size, front, rear) in enumerate(zip(layers, fronts, backs, strict=True)):
-        extra += [ahead.maker(s).name for s in front.odd]
-        extra += [name for s in rear.odd if (name := back.maker(s).name) not in held]
-        extra += [name for s in sorted(saved[k]) if not held[name := back.maker(s).name] <= front.taken | homes[k]]
+    for k, (size, (front, taken), (rear, back_taken)) in enumerate(zip(layers, fronts, backs, strict=True)):
+        extra += ahead.names_of(taken - ahead.waist_before(place, k))
+        strange = back.names_of(back_taken - back.waist_before(turned, count - 1 - k))
+        extra += [name for name in strange if name not in held]
+        extra += [maker[s] for s in sorted(saved[k]) if not held[maker[s]] <= taken | homes[k]]
         numbers = f"layer {end + 1}" if size == 1 else f"layers {end + 1} to {end + size}"
-        name = "embedding, " * (k == 0) + numbers + ", head" * (k == count - 1)
-        gradient = next(nodes[v].name for v in back.waists[::-1] if back_place[v] == k)
-        sizes = ahead.bytes_of(front.sent), back.bytes_of(rear.sent), back.bytes_of(saved[k])
-        stages.append(ModelStage(name, front.graph, rear.graph, gradient, *sizes))
+        stages.append(
+            ModelStage(
+                name="embedding, " * (k == 0) + numbers + ", head" * (k == count - 1),
+                forward=front,
+                backward=rear,
+                gradient=next(backward.nodes[v].name for v in back.waists[::-1] if back_place[v] == k),
+                output_bytes=ahead.bytes_of(fronts[k + 1][1] & ahead.made) if k + 1 < count else 0,
+                gradient_bytes=back.bytes_of(backs[k - 1][1] & back.made) if k else 0,
+                saved_bytes=back.bytes_of(saved[k]),
+            )
+        )
         end += size
     return tuple(stages), tuple(dict.fromkeys(extra))

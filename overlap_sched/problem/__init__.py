@@ -174,11 +174,6 @@ class Problem:
         """The identity: nodes are listed in their original order."""
         return tuple(range(len(self.nodes)))
 
-    @cached_property
-    def contents(self) -> tuple[tuple[Node, ...], tuple[Storage, ...]]:
-        """Its nodes and storages without names: equal where two graphs do the same in the same order."""
-        return tuple(node._replace(name="", module="") for node in self.nodes), self.storages
-
     def with_times(self, factors: Sequence[float]) -> "Problem":
         """The same with each node's time multiplied; finite factors of 0 or more are not checked."""
         made = copy(self)  # nothing else changes: what has been derived stays

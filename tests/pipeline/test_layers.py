@@ -68,6 +68,10 @@ def work(problem: Problem) -> Counter[tuple[object, ...]]:
     return Counter((node.op, node.flops, *(problem.storages[s].bytes for s in node.alloc)) for node in steps(problem))
 
 
+def pinned_bytes(problem: Problem) -> int:
+    return sum(storage.bytes for storage in problem.storages if storage.pinned)
+
+
 def taken(whole: Problem, part: Problem) -> dict[int, str]:
     """By storage, who makes what a part uses and does not make; parameters aside."""
     own = {node.name for node in steps(part)}
@@ -123,13 +127,7 @@ def test_stages_are_what_torch_traces_of_their_layers_alone(dense: int) -> None:
         given = [node for node in backward.nodes if node.kind is Kind.INPUT and "tangents" not in node.name]
         saved = [node for node in given if "primals" not in node.name or (node.name == "primals_1" and layers[0])]
         assert stage.saved_bytes == sum(backward.storages[s].bytes for node in saved for s in node.alloc)
-        pinned = [storage.bytes for storage in forward.storages if storage.pinned]
-        assert stage.parameter_bytes == sum(pinned) - HIDDEN * (layers[0] > 0)
-
-
-def test_layers_alike_are_one_graph() -> None:
-    stages = cut_model(*graphs()).stages
-    assert len({one.forward.contents for one in stages}) == len({one.backward.contents for one in stages}) == 3
+        assert pinned_bytes(stage.forward) == pinned_bytes(forward) - HIDDEN * (layers[0] > 0)
 
 
 @pytest.mark.parametrize("inputs_alone", [False, True])
@@ -143,7 +141,7 @@ def test_names_of_modules_say_what_a_layer_is(inputs_alone: bool) -> None:
     ]
     model = cut_model(replace(forward, nodes=tuple(nodes)), backward, [1, 2])
     assert (model.layers, model.found_by) == (3, "names of modules (net.blocks.0, ...)")
-    assert model.words.endswith(": embedding, layer 1 | layers 2 to 3, head")
+    assert [one.name for one in model.stages] == ["embedding, layer 1", "layers 2 to 3, head"]
     expected = cut_model(forward, backward, [2, 3])
     assert [one.saved_bytes for one in model.stages] == [one.saved_bytes for one in expected.stages]
 
@@ -166,12 +164,13 @@ def read_model(text: str, problems: Sequence[Problem]) -> tuple[PipelineJob, Job
 
 def test_a_job_of_one_model() -> None:
     job, read = read_model(JOB, graphs())
-    assert list(read.notes) == ["job.toml: " + cut_model(*graphs()).words]
+    names = "embedding, layer 1 | layer 2 | layer 3 | layer 4 | layer 5, head"
+    assert list(read.notes) == [f"job.toml: {LAYERS} layers (by repeated operators): {names}"]
     assert len(job.stages) == LAYERS
     assert len(read.graphs) == 3 * (2 + 2)  # forward and backward, whole and in halves
     for stage, cut in zip(job.stages, cut_model(*graphs()).stages, strict=True):
         assert stage.splits
-        assert stage.static_bytes == 3 * cut.parameter_bytes
+        assert stage.static_bytes == 3 * pinned_bytes(cut.forward)
         assert (stage.saved_bytes, stage.forward.output_bytes) == (cut.saved_bytes, cut.output_bytes)
         assert stage.backward.output_bytes == cut.gradient_bytes
         assert stage.forward.time_us == pytest.approx(sum(cut.forward.compute_us))
@@ -184,7 +183,7 @@ def test_a_job_of_one_model() -> None:
         ("layers = 6", (0, 1), "model: 6 stages of 1, 1, 1, 1, 1, 0 layers: graph has 5 layers, by repeated operators"),
         ("layers = [2, 2]", (0, 1), "model: 2 stages of 2, 2 layers: graph has 5 layers"),
         ("layers = []", (0, 1), "model.layers: "),
-        ("", (0, 0), "no input is a gradient. Give the backward graph of graph."),
+        ("", (0, 0), "nothing in it belongs to layer 1 of graph, which has 5"),
         ("", (0, 3), "nothing in it belongs to layer 3 of graph, which has 5. Give the two graphs of one step."),
         ("", (4, 1), "no layers are found: no modules have numbers, and no sequence of operators is repeated."),
         ('[[stage]]\nforward = { time = "1us" }', (0, 1), "there are [model] and [[stage]]. Leave one out."),

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.examples import RUN
-from tests.support.programs.program import KINDS, Program, Step, correct, generate, reads_by_older_names, shrunk
+from tests.support.programs.program import KINDS, Program, Step, correct, generate, reads_by_older_names
 from tests.support.programs.rank import BROKEN
 from tests.support.programs.run import run_programs
 
@@ -80,13 +80,3 @@ def test_a_seed_is_a_program_and_all_are_correct() -> None:
     assert programs == [generate(seed) for seed in range(300)]
     assert all(map(correct, programs))
     assert {step.kind for program in programs for step in program.steps} == set(KINDS)
-
-
-def test_the_least_program_that_fails() -> None:
-    def fails(program: Program) -> bool:
-        return any(step.kind == "wait_f" for step in program.steps)
-
-    least = shrunk(Program(1, GATHERED, cuts=(2,), odd=((1, 0),)), fails)
-    assert [step.kind for step in least.steps] == ["all_gather", "wait_f"]
-    assert not least.cuts
-    assert not least.odd

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 _LARGEST = {"cpu": 2**26, "cuda": 2**30}
 """Bytes of the largest collective that is timed where none is asked for."""
-_SMALLEST = 2**12
 
 
 def run_calibrate(command: CalibrateCommand, tell: Callable[[str], object]) -> Printed:
@@ -63,7 +62,7 @@ def requests_of(
     if command.graph:
         grid = grid._replace(matmuls=(), attentions=())
     calls += calibration.calls_in_grid(grid, getattr(torch, command.dtype), here.device)
-    smallest, largest = command.bytes or (_SMALLEST, _LARGEST[here.device.type])
+    smallest, largest = command.bytes or (2**12, _LARGEST[here.device.type])
     sizes = calibration.sizes_between(smallest, largest)
     grid_of = starmap(calibration.WantedCollective, product(KINDS, divisions, sizes))
     return [*grid_of, *more], calls

@@ -13,7 +13,7 @@ import shlex
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from functools import cache
+from functools import cache, partial
 from types import NoneType
 from typing import Annotated, Any, Literal, NamedTuple, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
@@ -251,21 +251,18 @@ def _add(section: Any, field: _Field) -> None:
     elif get_origin(kind) is Literal:
         more["choices"] = get_args(kind)
     else:
-        more["type"] = _reader(flag) if flag.read else kind
+        more["type"] = partial(_read, flag) if flag.read else kind
     if flag.const is not None:
         more |= {"nargs": "?", "const": flag.const}
     section.add_argument(name if flag.positional else _name_of(field), **more)
 
 
-def _reader(flag: Flag) -> Callable[[str], Any]:
-    def read(text: str) -> Any:
-        try:
-            return flag.read(text)  # type: ignore[misc]
-        except ValueError as error:
-            said = str(error) if isinstance(error, OptionsError) else f"{shortened(text)!r} is not {flag.form}"
-            raise argparse.ArgumentTypeError(said) from None
-
-    return read
+def _read(flag: Flag, text: str) -> Any:
+    try:
+        return flag.read(text)  # type: ignore[misc]
+    except ValueError as error:
+        said = str(error) if isinstance(error, OptionsError) else f"{shortened(text)!r} is not {flag.form}"
+        raise argparse.ArgumentTypeError(said) from None
 
 
 def _name_of(field: _Field) -> str:

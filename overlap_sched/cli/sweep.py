@@ -49,8 +49,6 @@ def _read_vary(texts: Sequence[str], peak_bytes: int) -> dict[str, tuple[float, 
             return parse_size(f"--vary {name}", text, peak_bytes, "a size with a unit (2GiB) or percent (5%)")
         return float(text.removesuffix("%")) / 100 if name == "noise" and text.endswith("%") else float(text)
 
-    if any(text.partition("=")[0].strip() == "ranks" for text in texts):
-        raise OptionsError("--vary ranks: a graph holds for its ranks. Give graphs that were traced for other ones.")
     vary = read_axes(texts, AXES, _EXAMPLE, MAX_POINTS, read, ("headroom", "noise"))
     whole = {name: tuple(dict.fromkeys(float(int(value)) for value in vary[name])) for name in MEMORY if name in vary}
     vary |= whole  # halves of a size may be no whole bytes

@@ -135,7 +135,6 @@ _TENSOR = re.compile(r"^(?:\w+\()?(\w+)\[([^\]]*)\](?:\[([^\]]*)\])?(\w+(?::\d+)
 _COMMA = re.compile(r",(?![^()]*\))")
 """Between sizes, not between the arguments of ``Max(1, s0)``."""
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
-_UNBOUNDED = frozenset({torch.ops.aten.repeat_interleave.Tensor})
 
 
 def annotated(text: str, device: torch.device, size_of: Callable[[str], int | None]) -> torch.Tensor | int | None:
@@ -190,7 +189,8 @@ def concrete(value: Any, target: Any, inputs: Sequence[torch.Tensor], size_of: C
             return size
         if not isinstance(item, torch.Tensor):
             return True if isinstance(item, torch.SymBool) else 1.0
-        most = size if target in _UNBOUNDED else max([tensor.numel() for tensor in inputs], default=size)
+        limiting = () if target is _aten.repeat_interleave.Tensor else inputs
+        most = max([tensor.numel() for tensor in limiting], default=size)
         shape = [min(size, most) if isinstance(n, torch.SymInt) else n for n in item.shape]
         return torch.empty(shape, dtype=item.dtype, device=item.device)
 
@@ -205,13 +205,12 @@ def result_like(target: Any, args: Sequence[Any], tensors: Sequence[torch.Tensor
     """
     if not tensors or not isinstance(target, torch._ops.OpOverload):
         return None
-    aten = torch.ops.aten
     first = tensors[0]
-    if target in (aten.split_with_sizes.default, aten.split_with_sizes_copy.default):
+    if target in (_aten.split_with_sizes.default, _aten.split_with_sizes_copy.default):
         dim = args[2] if len(args) > 2 else 0
         shapes = [[n if i != dim % first.dim() else part for i, n in enumerate(first.shape)] for part in args[1]]
         return [first.new_empty(shape) for shape in shapes]
-    if target in (aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.expand.default):
+    if target in (_aten.view.default, _aten.reshape.default, _aten._unsafe_view.default, _aten.expand.default):
         known = math.prod(n for n in args[1] if n >= 0)
         return first.new_empty([n if n >= 0 else max(first.numel() // max(known, 1), 1) for n in args[1]])
     if len(target._schema.returns) == 1 and str(target._schema.returns[0].type) == "Tensor":

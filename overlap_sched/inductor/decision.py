@@ -104,15 +104,12 @@ class Graph(Protocol):
 
     def read(self, how: PlanRequest) -> LaunchFacts:
         """Return what is known without planning."""
-        ...
 
     def plan(self, how: PlanRequest, facts: LaunchFacts, schedule: ScheduleCall) -> tuple[Report, Sequence[Any]]:
         """Plan with the schedule that a call returns; the nodes come back in the order planned, if there is one."""
-        ...
 
     def traffic(self, order: Sequence[Any]) -> Traffic | None:
         """Return what the nodes launch and wait for in an order; ``None``: not known."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -149,7 +149,6 @@ def dynamo_frame() -> tuple[CodeType, Any] | None:
     return None
 
 
-DETAILS = "Details: overlap_sched.reports()"
 HOOKS = (
     "fully_shard, DDP and other hooks launch collectives outside of the graph. Use overlap_sched.distributed.shard, "
     'or with DDP torch._dynamo.config.optimize_ddp = "python_reducer"'
@@ -241,7 +240,7 @@ class Tally:
             parts.append(f"nothing to reorder. {HOOKS}")
             repairable = True
         level = logging.WARNING if repairable else logging.INFO
-        return f"overlap_sched: {'; '.join(parts)}{f'. {DETAILS}' if graphs else ''}", level
+        return f"overlap_sched: {'; '.join(parts)}{'. Details: overlap_sched.reports()' if graphs else ''}", level
 
 
 tally = Tally()

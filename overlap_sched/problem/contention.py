@@ -143,8 +143,7 @@ class Contention:
     def link_of(self, group: str | None) -> str:
         """The link of a group: groups with the same one share it."""
         name = group or ""
-        link = self.links.get(name)
-        return f"group {name}" if link is None else f"link {link}"
+        return f"link {self.links[name]}" if name in self.links else f"group {name}"
 
 
 def slowed_factor(factor: float, share: float) -> float:

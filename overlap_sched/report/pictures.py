@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-FORMATS = ("png", "svg", "pdf")
-
-
 def check_plot(path: str | Path) -> None:
     """Find out before the work is done that it could not be drawn.
 
@@ -36,7 +33,7 @@ def check_plot(path: str | Path) -> None:
         MissingExtraError: matplotlib is not installed.
         OutputError: The path's ending names no picture format.
     """
-    if _ending(path) not in FORMATS:
+    if _ending(path) not in ("png", "svg", "pdf"):
         raise OutputError(f"{path}: its ending does not name a picture format. End it in .png, .svg or .pdf.")
     try:
         import matplotlib  # noqa: F401

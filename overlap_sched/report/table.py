@@ -19,8 +19,6 @@ from rich.text import Text
 
 from overlap_sched.report.units import printable
 
-_ENDLESS = 10_000
-"""Columns: more than any table has."""
 _INDENT, _CAPTION = 2, 100
 
 
@@ -38,7 +36,7 @@ class ReadableTable(Table):
             longest = max(map(len, _texts(column)))
             column.min_width = longest if column.justify == "right" else min(longest, -(-longest // 3) + _INDENT)
         title, caption, self.title, self.caption = self.title, self.caption, None, None
-        wide = Measurement.get(console, options.update(width=_ENDLESS), self).minimum > width
+        wide = Measurement.get(console, options.update(width=10_000), self).minimum > width
         yield from self._blocks(width) if wide and self._numbers() else super().__rich_console__(console, options)
         self.title, self.caption = title, caption
         yield from _paragraph(self.caption, min(width, _CAPTION), Style())

@@ -36,8 +36,6 @@ from overlap_sched.simulate.ledger import LiveRanges
 Event = dict[str, Any]
 ROWS = 1000
 """Thread ids of a process start at so many times its id (unique in the trace); the compute stream has the first."""
-_IDS = 2**32
-"""Ids of its arrows, likewise: the id of the node at the end is added."""
 _ARROW = "collective"
 LIVE, BY_KIND, RESERVED = "memory: live", "memory: live, by kind", "memory: reserved"
 
@@ -101,7 +99,7 @@ def _arrow(phase: Literal["s", "t", "f"], pid: int, tid: int, end: int, at_us: f
 
     All parts of an arrow have one category, which is its name, too, and one id: that of the node at its end.
     """
-    event = {"ph": phase, "pid": pid, "tid": tid, "name": _ARROW, "cat": _ARROW, "id": pid * _IDS + end}
+    event = {"ph": phase, "pid": pid, "tid": tid, "name": _ARROW, "cat": _ARROW, "id": pid * 2**32 + end}
     return {**event, "ts": _round_us(at_us), **({"bp": "e"} if phase == "f" else {})}
 
 

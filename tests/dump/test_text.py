@@ -347,13 +347,6 @@ def test_integers_without_their_symbols(tmp_path: Path) -> None:
     assert set(dump.notes) == {"symbols that the file does not define, taken from its inputs' integers, in order"}
 
 
-def test_pinned_copies_have_shapes(tmp_path: Path) -> None:
-    body = "copy = torch.ops.aten._to_copy.default(x, device = device(type='cpu'), pin_memory = True)\nreturn (copy,)"
-    dump = load(tmp_path, handwritten(body, [("x", "bfloat16 4 8")]))
-    assert (values(dump)["copy"].shape, values(dump)["copy"].device.type) == ((4, 8), "cpu")
-    assert next(n for n in dump.gm.graph.nodes if n.name == "copy").kwargs["pin_memory"] is True
-
-
 @pytest.mark.parametrize(
     ("rest", "body_of_rest", "taken", "sizes"),
     [

@@ -279,16 +279,6 @@ def test_the_file_is_whole_and_loads_nothing(reordered: Schedule) -> None:
     assert all(folder.joinpath(name).read_text() in text for name in SCRIPTS)
 
 
-def test_sections_of_rewrites_and_the_frontier_are_hidden_where_there_are_none(by_hand: ByHand) -> None:
-    alone = Problem("alone", (Node("mm", Kind.COMPUTE, time_us=1.0),), (), {})
-    page = page_data(by_hand(alone, alone.original_order))
-    assert (page["groups"], page["collectives"], page["rewrites"], page["frontier"]) == ([], [], [], [])
-    hidden = {
-        of["aria-labelledby"] for tag, of in Parsed(page_text(page)).elements if tag == "section" and "hidden" in of
-    }
-    assert hidden == {"rewrites-title", "frontier-title"}
-
-
 def test_names_are_never_markup(odd: Problem) -> None:
     bad = "</script><script>alert(1)</script><!--<script>"
     nodes = tuple(node._replace(name=f"{bad}{v}") for v, node in enumerate(odd.nodes))

@@ -4,6 +4,7 @@ All run in one process that stands for four ranks (a fake process group): collec
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -144,14 +145,6 @@ def no_grad() -> list[Tensor]:
         return [torch.compile(model, fullgraph=True)(rows())]
 
 
-def max_autotune() -> list[Tensor]:
-    return plain(mode="max-autotune-no-cudagraphs")
-
-
-def reduce_overhead() -> list[Tensor]:
-    return plain(mode="reduce-overhead")
-
-
 def dynamic() -> list[Tensor]:
     model = Two()
     return trained(model, torch.compile(model, fullgraph=True, dynamic=True), rows(), rows(24))
@@ -244,8 +237,8 @@ MODES: dict[str, Mode] = {
     "DDP": Mode(ddp),
     "DDP, Python reducer": Mode(ddp_python_reducer),
     "`dynamic=True`": Mode(dynamic),
-    '`mode="max-autotune-no-cudagraphs"`': Mode(max_autotune),
-    '`mode="reduce-overhead"`': Mode(reduce_overhead),
+    '`mode="max-autotune-no-cudagraphs"`': Mode(partial(plain, mode="max-autotune-no-cudagraphs")),
+    '`mode="reduce-overhead"`': Mode(partial(plain, mode="reduce-overhead")),
     "compiled autograd": Mode(compiled_autograd),
     '`stage="post_grad"`': Mode(plain, {"stage": "post_grad"}),
     "`torch.export`": Mode(exported),

@@ -64,7 +64,7 @@ MODULES = sorted(
     for path in PACKAGE.rglob("*.py")
 )
 ARROWS = [
-    *("problem", "judge", "simulate", "peak_memory", "scheduler", "cost", "pipeline", "transform", "fit", "report"),
+    *("problem", "judge", "simulate", "peak_memory", "scheduler", "cost", "transform", "pipeline", "fit", "report"),
     *("fx", "dump", "distributed", "sharding", "joint", "inductor", "titan", "deepspeed", "cli"),
 ]
 """Packages from the bottom up: each imports only those before it."""

@@ -19,6 +19,8 @@ from overlap_sched.problem.precedence import find_reachable
 
 INF = 2**62
 SOURCE, SINK = 0, 1
+Room = list[dict[int, int]]
+"""Per vertex and neighbour, what may still flow there."""
 
 
 def least_live(graph: MemoryGraph, v: int, most_work: int = INF) -> tuple[int, int]:
@@ -34,12 +36,7 @@ def least_live(graph: MemoryGraph, v: int, most_work: int = INF) -> tuple[int, i
         return at_ends, most_work
     sides = dict.fromkeys(find_reachable([v], graph.after.__getitem__) | {v}, SINK)
     sides = dict.fromkeys((*graph.first, *find_reachable([v], graph.before.__getitem__)), SOURCE) | sides
-    room: list[dict[int, int]] = [{}, {}]  # per vertex and neighbour, what may still flow there
-
-    def arc(a: int, b: int, capacity: int) -> None:
-        room[a][b] = room[a].get(b, 0) + capacity
-        room[b].setdefault(a, 0)
-
+    room: Room = [{}, {}]
     for u in range(len(graph.touches)):
         if u not in sides:
             sides[u] = len(room)
@@ -47,7 +44,7 @@ def least_live(graph: MemoryGraph, v: int, most_work: int = INF) -> tuple[int, i
     for u, at in sides.items():
         for w in graph.before[u] if at > SINK else ():
             if sides[w] > SINK:
-                arc(at, sides[w], INF)
+                add_arc(room, at, sides[w], INF)
     live = 0
     for size, touchers, given, stays in zip(graph.size, graph.touchers, graph.from_start, graph.to_end, strict=True):
         if not touchers or not size:
@@ -57,18 +54,29 @@ def least_live(graph: MemoryGraph, v: int, most_work: int = INF) -> tuple[int, i
         if start == SOURCE and SINK in users:
             live += size
         elif SINK in users:
-            arc(start, SINK, size)
+            add_arc(room, start, SINK, size)
         elif users:
             room.append({})
-            arc(start, len(room) - 1, size)
+            add_arc(room, start, len(room) - 1, size)
             for at in sorted(users):
-                arc(len(room) - 1, at, INF)
-    flow, most_work = _maximum_flow(room, most_work)
+                add_arc(room, len(room) - 1, at, INF)
+    flow, most_work = maximum_flow(room, most_work)
     return max(at_ends, live + flow), most_work
 
 
-def _maximum_flow(room: list[dict[int, int]], most_work: int) -> tuple[int, int]:
-    """The flow from source to sink when the work is used up, or the maximum; and the work left."""
+def add_arc(room: Room, a: int, b: int, capacity: int) -> None:
+    """Let more flow from a vertex to another."""
+    room[a][b] = room[a].get(b, 0) + capacity
+    room[b].setdefault(a, 0)
+
+
+def maximum_flow(room: Room, most_work: int = INF) -> tuple[int, int]:
+    """The flow from source to sink when the work is used up, or the maximum; and the work left.
+
+    Args:
+        room: Afterwards what is left of it.
+        most_work: So many arcs are looked at.
+    """
     flow = 0
     while most_work > 0:
         level, queue = {SOURCE: 0}, [SOURCE]

@@ -9,7 +9,7 @@ Such a graph may need as much memory as the backward and then the forward. While
 gives and backward gives to its end, as torchtitan's multiplexed graphs do.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import product
@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from overlap_sched.judge.validate import JudgedOrder, measure
+from overlap_sched.pipeline.halves import check_input_gradient, find_input_gradients, halve_backward
 from overlap_sched.pipeline.job import PipelineBlock, PipelineJob
-from overlap_sched.problem import Order, Problem
-from overlap_sched.problem.parts import cut_problem, join_beside, needed_first
+from overlap_sched.problem import Kind, Order, Problem
+from overlap_sched.problem.parts import join_beside
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class GraphBlock:
         name: Of the graph.
         time_us: Its step, microseconds. exposed_us: of it, what compute waits for collectives.
         peak_bytes: The most that is live at once.
-        left_bytes: Live when it ends.
+        given_bytes: Live when it starts. left_bytes: when it ends.
         pinned_bytes: Parameters.
     """
 
@@ -39,6 +40,7 @@ class GraphBlock:
     time_us: float
     exposed_us: float
     peak_bytes: int
+    given_bytes: int
     left_bytes: int
     pinned_bytes: int
 
@@ -62,7 +64,9 @@ def graph_block(name: str, problem: Problem, run: JudgedOrder, parameter_bytes: 
     pinned = sum(storage.bytes for storage in problem.storages if storage.pinned)
     static = pinned if parameter_bytes is None else min(parameter_bytes, pinned)
     line, profile = run.timeline, run.profile
-    return GraphBlock(name, line.step_us, line.exposed_us, max(profile) - static, profile[-1] - static, static)
+    given = sum(problem.storages[s].bytes for node in problem.nodes if node.kind is Kind.INPUT for s in node.alloc)
+    live = (bytes_ - static for bytes_ in (max(profile), given, profile[-1]))
+    return GraphBlock(name, line.step_us, line.exposed_us, *live, static)
 
 
 def left_by(graph: GraphBlock, output_bytes: int) -> int:
@@ -83,6 +87,14 @@ ReadGraph = Callable[[GraphSource], Problem]
 Orderer = Callable[[Problem], Order]
 """An order of a problem, within its peak or what was asked for beyond it."""
 HALVES = "to inputs", "to weights"
+OFFERED = 5
+"""So many nodes are offered as the gradient of a stage's input."""
+
+
+def offer(names: Sequence[str]) -> str:
+    """Words that offer some names, the first ones; empty where there are none."""
+    more = f" and {len(names) - OFFERED} more" if len(names) > OFFERED else ""
+    return f": {', '.join(names[:OFFERED])}{more}" if names else ""
 
 
 @dataclass(frozen=True)
@@ -113,6 +125,7 @@ class JobGraphs:
         graphs, pairs: By name.
         parts: By name, graphs that are not read: parts of others.
         notes: What a reader of the figures should know.
+        offered: By graph of a backward that has no halves, nodes that may make the gradient of its input.
     """
 
     def __init__(self, read: ReadGraph, order: Orderer | None = None) -> None:
@@ -122,40 +135,53 @@ class JobGraphs:
         self.parts: dict[str, Problem] = {}
         self.notes: dict[str, None] = {}
         self.pairs: dict[tuple[str, str], MeasuredGraph] = {}
+        self.offered: dict[str, list[str]] = {}
         self._blocks: dict[tuple[str, int | None], GraphBlock] = {}
 
     def whole(self, source: GraphSource, parameter_bytes: int | None) -> GraphBlock:
         """Measure a graph; of what it pins so many bytes are parameters (``None``: all)."""
-        return self._block(source.name, lambda: self._read(source), parameter_bytes)
+        return self._block(source.name, self._read(source), parameter_bytes)
 
     def halves(
-        self, source: GraphSource, node: str, parameter_bytes: int | None
+        self, source: GraphSource, node: str, nbytes: int, parameter_bytes: int | None
     ) -> tuple[GraphBlock, GraphBlock] | None:
-        """Measure a backward in two: what makes the gradient of the input, ``node``, and all else behind it.
+        """Measure a backward in two: what makes the gradient of the input, and all else.
 
-        ``None``: the graph has no such node, or nothing else.
+        Args:
+            source: The graph.
+            node: Makes that gradient; empty: the only one that may; ``None`` where there are others, or none.
+            nbytes: Of that gradient; 0: not known.
+            parameter_bytes: As of :meth:`whole`.
+
+        Raises:
+            ValueError: The node cannot be it; the message says why, and which may.
         """
         problem = self._read(source)
-        last = next((v for v, one in enumerate(problem.nodes) if one.name == node), None)
-        if last is None:
+        names = [problem.nodes[v].name for v in find_input_gradients(problem, nbytes)] if nbytes else []
+        if not node and len(names) != 1:
+            self.offered |= {source.name: names} if names else {}
             return None
-        order, count = needed_first(problem, last)
-        if count == len(order):
-            return None
-
-        def half(which: int) -> GraphBlock:
-            name = f"{source.name} {HALVES[which]} ({node})"
-            return self._block(name, lambda: cut_problem(problem.renumbered(order), count)[which], parameter_bytes)
-
-        return half(0), half(1)
+        chosen = node or names[0]
+        try:
+            found = halve_backward(problem, check_input_gradient(problem, chosen, nbytes))
+        except ValueError as error:
+            if not node:
+                return None
+            named = f"Name what makes the gradient of the input{offer(names)}"
+            raise ValueError(f"{node!r:.40}: {error}. {named}") from None
+        first, second = (
+            self._block(f"{source.name} {which} ({chosen})", half, parameter_bytes)
+            for which, half in zip(HALVES, found, strict=True)
+        )
+        return first, second
 
     def _read(self, source: GraphSource) -> Problem:
         return self.parts.get(source.name) or self.read(source)
 
-    def _block(self, name: str, problem: Callable[[], Problem], parameter_bytes: int | None) -> GraphBlock:
+    def _block(self, name: str, problem: Problem, parameter_bytes: int | None) -> GraphBlock:
         if (name, parameter_bytes) not in self._blocks:
             if name not in self.graphs:
-                self.graphs[name] = self._measured(name, problem())
+                self.graphs[name] = self._measured(name, problem)
             graph = self.graphs[name]
             self._blocks[name, parameter_bytes] = graph_block(name, graph.problem, graph.ordered, parameter_bytes)
         return self._blocks[name, parameter_bytes]

@@ -145,7 +145,8 @@ def parse_job(
         raise PipelineError(f"{where}: ranks is {ranks}, and there are {count} stages: give one per rank, or more.")
     stages, received = list[PipelineStage](), 0
     for k, one in enumerate(tables):
-        stage = _StageReader(file, folder, graphs, f"{where}: stage[{k}]").stage(one)
+        expected = received or (int(one.forward.output) if one.repeat > 1 else 0)
+        stage = _StageReader(file, folder, graphs, f"{where}: stage[{k}]", expected).stage(one)
         way = one.recompute if isinstance(one.recompute, _RecomputeTable) else _RecomputeTable()
         for _ in range(one.repeat):
             sends = _with_outputs(stage, received)
@@ -213,8 +214,9 @@ def _contents(graph: Problem) -> object:
 class _StageReader:
     """Makes a stage of its table: of blocks given by numbers or by graphs, and of bytes."""
 
-    def __init__(self, file: _JobTable, folder: Path, graphs: JobGraphs, where: str) -> None:
+    def __init__(self, file: _JobTable, folder: Path, graphs: JobGraphs, where: str, received_bytes: int) -> None:
         self._file, self._folder, self._graphs, self._where = file, folder, graphs, where
+        self._received_bytes = received_bytes
 
     def stage(self, table: _StageTable) -> PipelineStage:
         """Where only the halves of backward are given, the whole takes both, one after the other."""
@@ -236,8 +238,10 @@ class _StageReader:
         else:
             back = _measured(*self._given(table, "backward"), saved)
             if (parts := self._parted(table, halves=half_i is not None)) is not None:
-                kept = _or(table.kept, left_by(parts[0], back.output_bytes))
-                half_i = _measured(parts[0], replace(back, graph=""), saved)
+                kept = _or(table.kept, parts[1].given_bytes)
+                half_i = _measured(parts[0], back, saved)
+                if back.sent_bytes is None and parts[0].left_bytes == parts[1].given_bytes:  # W reads it, too
+                    half_i = replace(half_i, sent_bytes=0)
                 half_w = _measured(parts[1], PipelineBlock(0.0), kept)
         reduce, step = (
             _measured(*self._given(table, of), 0) if getattr(table, of) else None for of in ("reduce", "step")
@@ -263,24 +267,24 @@ class _StageReader:
         return graph, PipelineBlock(float(block.time or 0.0), int(block.transient), int(block.output), sent)
 
     def _parted(self, table: _StageTable, halves: bool) -> tuple[GraphBlock, GraphBlock] | None:
-        """The halves of a backward's graph, where the table says which node makes what is sent back."""
+        """The halves of a backward's graph, where it is known which node makes what is sent back."""
         block = table.backward
-        if block is None or not block.output_node:
+        if block is None or (halves and not block.output_node):
             return None
         where = f"{self._where}.backward.output_node"
         if halves:
             raise PipelineError(f"{where} makes halves of backward, which are given: leave one out.")
         if not block.problem:
-            raise PipelineError(f"{where} names a node of a graph: give the graph, too (problem).")
-        found = self._graphs.halves(
-            _source(self._file, self._folder, block.problem), block.output_node, table.parameters
-        )
-        if found is None:
-            raise PipelineError(
-                f"{where} is {block.output_node!r:.40}, but the graph has no such node, or nothing besides: name the "
-                "one that makes the gradient to be sent."
+            if block.output_node:
+                raise PipelineError(f"{where} names a node of a graph: give the graph, too (problem).")
+            return None
+        nbytes = int(block.output) or self._received_bytes
+        try:
+            return self._graphs.halves(
+                _source(self._file, self._folder, block.problem), block.output_node, nbytes, table.parameters
             )
-        return found
+        except ValueError as error:
+            raise PipelineError(f"{where} is {error}.") from None
 
 
 def _or(given: Bytes | None, otherwise: int) -> int:

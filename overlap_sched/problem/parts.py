@@ -18,43 +18,42 @@ returned together: what any of them returns is held until all have run.
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from overlap_sched.problem import Kind, Node, NodeId, Order, Problem, Storage, StorageId
-from overlap_sched.problem.precedence import find_reachable
+from overlap_sched.problem import Kind, Node, NodeId, Problem, Storage, StorageId
 
 
-def needed_first(problem: Problem, last: NodeId) -> tuple[Order, int]:
-    """An order in which what a node needs comes first, then that node, then the rest; and how many come first."""
-    needed = {last} | find_reachable([last], problem.predecessors.__getitem__)
-    needed.update(v for v, node in enumerate(problem.nodes) if node.kind is Kind.INPUT)
-    rest = [v for v in problem.original_order if v not in needed]
-    return (*sorted(needed), *rest), len(needed)
-
-
-def cut_problem(problem: Problem, at: int) -> tuple[Problem, Problem]:
-    """The first so many nodes of a problem, with all inputs, and the rest; each in its original order.
+def cut_problem(
+    problem: Problem,
+    front: Iterable[NodeId],
+    again: Collection[NodeId] = (),
+    sent: Collection[StorageId] = (),
+) -> tuple[Problem, Problem]:
+    """Some nodes of a problem, with all inputs, and the rest; each in its original order.
 
     At each node as much is live as in the whole. A wait of the second for a collective of the first finds it done.
 
     Args:
-        problem: In its original order, of which one output is the last.
-        at: At least 1, and less than the number of nodes.
+        problem: One output is the last.
+        front: At least one node, each with all that must run before it; not the output.
+        again: Nodes of the front that run in the second part, too, and make what that reads anew.
+        sent: Storages that the first part returns although the second does not read them.
     """
-    ahead = [v for v, node in enumerate(problem.nodes) if v < at or node.kind is Kind.INPUT]
-    front = set(ahead)
-    behind = [v for v in problem.original_order if v not in front]
-    taken = {s for v in behind for s in problem.nodes[v].use}
-    used = {s for node in problem.nodes for s in node.use}
-    made = [s for v in ahead for s in problem.nodes[v].alloc]
-    idle = {s for v in ahead if problem.nodes[v].kind is Kind.INPUT for s in problem.nodes[v].alloc if s not in used}
-    crossing = [s for s in made if s in taken or s in idle or problem.storages[s].pinned]
-    nodes = [problem.nodes[v] for v in ahead]
-    makers = {s: problem.maker[s] for s in crossing}
-    deps = tuple(dict.fromkeys(makers[s] for s in crossing))
-    end = Node(f"{problem.name}.given", Kind.OUTPUT, deps, (), tuple(crossing))
-    first = _of(problem, "first", [*nodes, end], {v: k for k, v in enumerate(ahead)})
-    inputs = [Node(f"{problem.nodes[makers[s]].name}.{s}", Kind.INPUT, alloc=(s,)) for s in crossing]
-    place = {v: len(inputs) + k for k, v in enumerate(behind)}
-    return first, _of(problem, "second", [*inputs, *(problem.nodes[v] for v in behind)], place)
+    nodes, maker = problem.nodes, problem.maker
+    inputs = [v for v, node in enumerate(nodes) if node.kind is Kind.INPUT]
+    ahead = sorted({*front, *inputs})
+    first_only = set(ahead).difference(again)
+    behind = [v for v in problem.original_order if v not in first_only]
+    taken = {s for v in behind for s in nodes[v].use}.difference(s for v in behind for s in nodes[v].alloc)
+    used = {s for node in nodes for s in node.use}
+    taken.update(s for v in inputs for s in nodes[v].alloc if s not in used)
+    made = [s for v in ahead for s in nodes[v].alloc]
+    taken.update(s for s in made if problem.storages[s].pinned)
+    crossing = [s for s in made if s in taken]
+    given = tuple(s for s in made if s in taken or s in sent)
+    end = Node(f"{problem.name}.given", Kind.OUTPUT, tuple(dict.fromkeys(maker[s] for s in given)), (), given)
+    first = _of(problem, "first", [*(nodes[v] for v in ahead), end], {v: k for k, v in enumerate(ahead)})
+    received = [Node(f"{nodes[maker[s]].name}.{s}", Kind.INPUT, alloc=(s,)) for s in crossing]
+    place = {v: len(received) + k for k, v in enumerate(behind)}
+    return first, _of(problem, "second", [*received, *(nodes[v] for v in behind)], place)
 
 
 def _of(problem: Problem, part: str, nodes: list[Node], place: dict[NodeId, NodeId]) -> Problem:

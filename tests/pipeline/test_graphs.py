@@ -100,7 +100,9 @@ def test_halves_of_one_graph() -> None:
     assert stage.input_gradient is not None
     assert stage.weight_gradient is not None
     assert (stage.input_gradient.time_us, stage.weight_gradient.time_us) == (5.0, 7.0)
-    assert stage.kept_bytes == 10 + 5 + 1  # b, way and, as its output is not said, dx
+    assert stage.kept_bytes == 10 + 5  # b and way, not dx
+    again = parsed(WHOLE.replace("= 1\n", "= 2\n", 1) + "repeat = 2").stages[1]  # dx alone is as large as what is sent
+    assert (again.kept_bytes, again.backward.output_bytes, again.splits) == (15, 1, True)
 
 
 @pytest.mark.parametrize("parameters", [100, 60, 0])
@@ -281,8 +283,11 @@ def test_a_rank_that_runs_one_graph_holds_its_peak() -> None:
         (HEAD + STAGE.replace('"2ms"', '"2ms", problem = "b"'), "stage[0].backward has a graph, which says its time"),
         (HEAD + STAGE.replace('"1ms"', '"1ms", output_node = "y"'), "which only backward has"),
         (HEAD + STAGE.replace('"2ms"', '"2ms", output_node = "y"'), "output_node names a node of a graph: give"),
-        (TWO.replace('"dx"', '"dy"'), "stage[0].backward.output_node is 'dy', but the graph has no such"),
-        (TWO.replace('"dx"', '"output"'), "output_node is 'output', but the graph has no such node, or nothing"),
+        (TWO.replace('"dx"', '"dy"'), "stage[0].backward.output_node is 'dy': the graph has no such node. Name what"),
+        (TWO.replace('"dx"', '"output"'), "output_node is 'output': the graph has no such node. Name"),
+        (TWO.replace('"dx"', '"a"') + "repeat = 2", "'a': that is an input of the graph. Name what makes"),
+        (TWO.replace('"dx"', '"dw"') + "repeat = 2", "that has 50 bytes, where the stage before sends 1. Name "),
+        (TWO.replace('"dx"', '"way"') + "repeat = 2", "Name what makes the gradient of the input: dx."),
         (TWO + 'input_gradient = { time = "1us" }\nweight_gradient = { time = "1us" }', "makes halves of back"),
         (HEAD + 'memory_limit = ["1GB"]\n' + STAGE, "memory_limit lists 1 sizes for 2 ranks"),
         (HEAD + 'cluster = "dgx-h100"\nranks_per_node = 9\n' + STAGE, "a node of dgx-h100 has 8."),

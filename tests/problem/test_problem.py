@@ -19,12 +19,11 @@ from overlap_sched import Options, schedule
 from overlap_sched.distributed import digest_of
 from overlap_sched.errors import InputTooLargeError, ProblemError
 from overlap_sched.judge.lower_bound import lower_bound_us
-from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import launch_violation, memory_profile, violation
 from overlap_sched.problem import EXAMPLE, Group, Kind, Node, Problem, Storage
 from overlap_sched.problem.contention import Contention
 from overlap_sched.problem.file import Limits, problem_bytes, read_problem, redact_problem, write_problem
-from overlap_sched.problem.parts import cut_problem, needed_first
+from overlap_sched.problem.parts import cut_problem
 from overlap_sched.problem.precedence import Preserve, launch_pairs
 from overlap_sched.transform.apply import refusal
 from tests.judge.test_contention import two_groups
@@ -201,7 +200,7 @@ def test_as_much_is_live_as_in_the_whole(problem: Problem, data: st.DataObject) 
     if count < 2 or outputs(problem) > 1:
         return
     at = data.draw(st.integers(1, count - 1))
-    first, second = cut_problem(problem, at)
+    first, second = cut_problem(problem, range(at))
     ahead = [v for v, node in enumerate(problem.nodes) if v < at or node.kind is Kind.INPUT]
     behind = [v for v in range(count) if v not in set(ahead)]
     whole = memory_profile(problem, [*ahead, *behind])
@@ -212,28 +211,6 @@ def test_as_much_is_live_as_in_the_whole(problem: Problem, data: st.DataObject) 
     assert [node.name for node in second.nodes][-len(behind) or len(second.nodes) :] == [
         problem.nodes[v].name for v in behind
     ]
-
-
-def test_what_a_node_needs_comes_first() -> None:
-    """``wgrad`` needs no gathered weight: the gather, its wait and ``dgrad`` come after it."""
-    order, count = needed_first(EXAMPLE, 6)
-    assert [EXAMPLE.nodes[v].name for v in order[:count]] == ["w", "x", "mm", "wgrad"]
-    assert violation(EXAMPLE, order) is None
-    first, second = cut_problem(EXAMPLE.renumbered(order), count)
-    assert [node.name for node in first.nodes] == ["w", "x", "mm", "wgrad", "example.given"]
-    assert [node.name for node in second.nodes[:4]] == ["w.0", "mm.3", "wgrad.5", "gather"]
-    assert [node.kind for node in second.nodes[:3]] == [Kind.INPUT] * 3
-    assert replay(first, first.original_order).step_us == 80
-    assert replay(second, second.original_order).step_us == 40 + 30 + 40
-
-
-@given(problems(), st.data())
-def test_needed_first_is_valid(problem: Problem, data: st.DataObject) -> None:
-    last = data.draw(st.integers(0, len(problem.nodes) - 1))
-    order, count = needed_first(problem, last)
-    assert last in order[:count]
-    if outputs(problem) < 2:
-        assert violation(problem, order) is None
 
 
 @given(problems(), st.sampled_from(("p.json", "p.json.gz")))

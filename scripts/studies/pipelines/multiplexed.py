@@ -31,8 +31,8 @@ def halves(model: str) -> tuple[Problem, Problem]:
     whole = read_problem(DEEPSEEK)
     number = {node.name: v for v, node in enumerate(whole.nodes)}
     first, second = (number[name] for name in LOSS)
-    front, back = cut_problem(whole, second)
-    return cut_problem(front, first)[0], back
+    front, back = cut_problem(whole, range(second))
+    return cut_problem(front, range(first))[0], back
 
 
 def exposed_us(problem: Problem, line: Replay, kind: str = "") -> float:

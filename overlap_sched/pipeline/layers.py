@@ -61,7 +61,8 @@ class CutModel:
         layers: How many it has, without embedding and head.
         found_by: ``"names of modules"`` or ``"repeated operators"``.
         stages: In the order of forward.
-        extra: What stages need of each other besides the hidden state and its gradient: names of nodes that make it.
+        extra: What stages need of each other besides the hidden state and its gradient, by the nodes that make it: it
+            is taken as there, and not sent (tied weights, masks that all layers share).
     """
 
     layers: int
@@ -111,13 +112,11 @@ class _Chain:
     Attributes:
         depth: Per node its segment; -1: it does not follow.
         waists: Per segment, the node at its end.
-        made: What nodes make that follow.
     """
 
     problem: Problem
     depth: list[int]
     waists: list[NodeId]
-    made: set[StorageId]
 
     def bytes_of(self, storages: Iterable[StorageId]) -> int:
         """Of all of them."""
@@ -128,9 +127,9 @@ class _Chain:
         makers = (self.problem.nodes[self.problem.maker[s]] for s in sorted(storages))
         return [node.name for node in makers if node.kind is not Kind.INPUT]
 
-    def waist_before(self, place: Sequence[int], k: int) -> set[StorageId]:
-        """The last waist at a place in front of this one."""
-        return next((_storages(self.problem.nodes[v]) for v in self.waists[::-1] if place[v] < k), set())
+    def ends(self, place: Sequence[int]) -> dict[int, set[StorageId]]:
+        """By place, what the last waist there holds."""
+        return {place[v]: _storages(self.problem.nodes[v]) for v in self.waists}
 
 
 def _storages(node: Node) -> set[StorageId]:
@@ -170,10 +169,7 @@ def _follow(problem: Problem, sources: Collection[NodeId] = ()) -> _Chain:
     ends, depth, roots = set(waists[:-1]), list[int](), sources or {source}
     for v, before in enumerate(problem.predecessors):
         depth.append(max((depth[u] + (u in ends) for u in before if depth[u] >= 0), default=-1 + (v in roots)))
-    made = {
-        s for node, k in zip(nodes, depth, strict=True) if k >= 0 and node.kind is not Kind.INPUT for s in node.alloc
-    }
-    return _Chain(problem, depth, waists, made)
+    return _Chain(problem, depth, waists)
 
 
 def _settle(problem: Problem, place: Iterable[int]) -> list[int]:
@@ -262,20 +258,19 @@ def _stages(
 ) -> tuple[tuple[ModelStage, ...], tuple[str, ...]]:
     """The stages, and what they need of each other besides the hidden state and its gradient."""
     forward, backward, count = ahead.problem, back.problem, len(layers)
-    turned = [count - 1 - k for k in back_place]  # in the order in which they run
-    backs = split_problem(backward, turned, back.made, [{*backward.nodes[-1].use}] * count)[::-1]
+    hidden, gradients = ahead.ends(place), back.ends(back_place)
+    backs = split_problem(backward, back_place, [{*backward.nodes[-1].use, *gradients[k]} for k in range(count)])
     held = {node.name: _storages(node) for node in forward.nodes}
     maker = [backward.nodes[v].name for v in backward.maker]
     saved = [{s for s in taken if maker[s] in held and not backward.storages[s].pinned} for _, taken in backs]
     claimed = [{one for s in own for one in held[maker[s]]} for own in saved]
     homes = [{s for s, v in enumerate(forward.maker) if place[v] == k} for k in range(count)]
     others = {*forward.nodes[-1].use}.difference(*claimed)
-    fronts = split_problem(forward, place, ahead.made, [a | (b & others) for a, b in zip(claimed, homes, strict=True)])
+    fronts = split_problem(forward, place, [claimed[k] | (homes[k] & others) | hidden[k] for k in range(count)])
     stages, extra, end = list[ModelStage](), list[str](), 0
     for k, (size, (front, taken), (rear, back_taken)) in enumerate(zip(layers, fronts, backs, strict=True)):
-        extra += ahead.names_of(taken - ahead.waist_before(place, k))
-        strange = back.names_of(back_taken - back.waist_before(turned, count - 1 - k))
-        extra += [name for name in strange if name not in held]
+        extra += ahead.names_of(taken - hidden.get(k - 1, set()))
+        extra += [name for name in back.names_of(back_taken - gradients.get(k + 1, set())) if name not in held]
         extra += [maker[s] for s in sorted(saved[k]) if not held[maker[s]] <= taken | homes[k]]
         numbers = f"layer {end + 1}" if size == 1 else f"layers {end + 1} to {end + size}"
         stages.append(
@@ -284,8 +279,8 @@ def _stages(
                 forward=front,
                 backward=rear,
                 gradient=next(backward.nodes[v].name for v in back.waists[::-1] if back_place[v] == k),
-                output_bytes=ahead.bytes_of(fronts[k + 1][1] & ahead.made) if k + 1 < count else 0,
-                gradient_bytes=back.bytes_of(backs[k - 1][1] & back.made) if k else 0,
+                output_bytes=ahead.bytes_of(hidden[k]) * (k < count - 1),
+                gradient_bytes=back.bytes_of(gradients[k]) * (k > 0),
                 saved_bytes=back.bytes_of(saved[k]),
             )
         )

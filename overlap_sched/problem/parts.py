@@ -142,7 +142,7 @@ def join_problems(name: str, problems: Sequence[Problem], shared: Sequence[Seque
 
 
 def split_problem(
-    problem: Problem, part: Sequence[int], sent: Iterable[StorageId], returned: Sequence[Collection[StorageId]]
+    problem: Problem, part: Sequence[int], returned: Sequence[Collection[StorageId]]
 ) -> list[tuple[Problem, set[StorageId]]]:
     """Each part with its own nodes, in their original order; and the storages of the whole that are its inputs.
 
@@ -150,27 +150,16 @@ def split_problem(
         problem: The whole.
         part: Per node, the index of its part; of inputs and outputs it says nothing: an input is in each part that
             uses it.
-        sent: Storages that go from the part that makes them through each one to the last that uses them. Others that
-            another part makes are there, as inputs.
-        returned: Per part, storages that live to its end, where it makes them or has them; it returns what it sends.
+        returned: Per part, storages that live to its end, where it makes them or has them.
     """
-    nodes, maker = problem.nodes, problem.maker
-    own: list[list[NodeId]] = [[] for _ in returned]
-    for v, node in enumerate(nodes):
-        if node.kind not in (Kind.INPUT, Kind.OUTPUT):
-            own[part[v]].append(v)
-    home = {s: k for k, one in enumerate(own) for v in one for s in nodes[v].alloc}
-    taken = [{s for v in one for s in nodes[v].use if home.get(s) != k} for k, one in enumerate(own)]
-    given = [set(one) for one in returned]
-    for s in sent:
-        for k in range(home[s], max((k for k, one in enumerate(taken) if s in one), default=-1)):
-            given[k].add(s)
-            taken[k + 1].add(s)
-    found = []
-    for k, one in enumerate(own):
-        received = [Node(f"{nodes[maker[s]].name}.{s}", Kind.INPUT, alloc=(s,)) for s in sorted(taken[k])]
-        place = {v: len(received) + i for i, v in enumerate(one)}
-        left = tuple(s for s in sorted(given[k]) if home.get(s) == k or s in taken[k])
-        end = Node("given", Kind.OUTPUT, tuple(dict.fromkeys(maker[s] for s in left)), (), left)
-        found.append(_of(problem, f"{k}", [*received, *(nodes[v] for v in one), end], place))
-    return list(zip(found, taken, strict=True))
+    nodes, found = problem.nodes, list[tuple[Problem, set[StorageId]]]()
+    for k, given in enumerate(returned):
+        own = [v for v, at in enumerate(part) if at == k and nodes[v].kind not in (Kind.INPUT, Kind.OUTPUT)]
+        made = {s for v in own for s in nodes[v].alloc}
+        taken = {s for v in own for s in nodes[v].use} - made
+        received = [Node(f"{nodes[problem.maker[s]].name}.{s}", Kind.INPUT, alloc=(s,)) for s in sorted(taken)]
+        left = tuple(sorted(made.union(taken).intersection(given)))
+        end = Node("given", Kind.OUTPUT, tuple(dict.fromkeys(problem.maker[s] for s in left)), (), left)
+        place = {v: len(received) + i for i, v in enumerate(own)}
+        found.append((_of(problem, f"{k}", [*received, *(nodes[v] for v in own), end], place), taken))
+    return found

@@ -96,7 +96,7 @@ def test_each_node_is_in_one_stage_and_only_the_hidden_state_goes_on(
     known, count, summed = {node.name for node in forward.nodes}, len(model.stages), Counter[int]()
     for k, stage in enumerate(model.stages):
         assert [forward.storages[s].bytes for s in taken(forward, stage.forward)] == [HIDDEN] * (k > 0)
-        assert stage.output_bytes == HIDDEN * (k < count - 1)
+        assert (stage.output_bytes, stage.gradient_bytes) == (HIDDEN * (k < count - 1), HIDDEN * (k > 0))
         back = taken(backward, stage.backward)
         gradients = {s for s, name in back.items() if name not in known}
         sizes = (

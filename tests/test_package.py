@@ -5,6 +5,7 @@ import doctest
 import graphlib
 import importlib
 import io
+import re
 import subprocess
 import sys
 import tokenize
@@ -208,6 +209,50 @@ def code_lines_of(path: Path) -> int:
 def test_a_module_of_the_core_is_one_algorithm(folder: str) -> None:
     long = {path.name: code_lines_of(path) for path in (PACKAGE / folder).rglob("*.py")}
     assert {name: lines for name, lines in long.items() if lines > MODULE_OF_THE_CORE} == {}
+
+
+SEARCHES = ("fit", "joint", "peak_memory", "scheduler", "transform")
+"""Packages whose numbers stand in a class ``Tuning``."""
+FACTS = {
+    *("cut.INF", "cut.SOURCE, SINK", "admission.LOWEST", "admission.THIS_STEP"),  # marks
+    *("task.SAME_STEP", "explain._ROUNDING"),  # rounding
+    "peak.IDLE_SHARE, IDLE_STEPS",  # what a report calls saved
+}
+
+
+def is_number(value: ast.expr) -> bool:
+    match value:
+        case ast.Constant():
+            return type(value.value) in (int, float)
+        case ast.Tuple() | ast.List():
+            return bool(value.elts) and all(map(is_number, value.elts))
+        case ast.UnaryOp():
+            return is_number(value.operand)
+        case ast.BinOp():
+            return is_number(value.left) and is_number(value.right)
+    return False
+
+
+def test_numbers_that_tune_are_few_and_say_what_they_win() -> None:
+    fields = dict[str, str]()
+    for path in PACKAGE.rglob("*.py"):
+        for found in (node for node in tree_of(path).body if isinstance(node, ast.ClassDef) and node.name == "Tuning"):
+            for at, node in enumerate(found.body):
+                if isinstance(node, ast.AnnAssign):
+                    said = ast.unparse(found.body[at + 1]) if at + 1 < len(found.body) else ""
+                    fields[f"{path.parent.name}: {ast.unparse(node.target)}"] = said
+    assert len(fields) <= 60
+    assert [name for name, said in fields.items() if not re.search(r"\d|price", said)] == []
+
+
+def test_no_other_number_tunes_a_search() -> None:
+    found = set[str]()
+    for path in (path for folder in SEARCHES for path in (PACKAGE / folder).glob("*.py")):
+        for node in tree_of(path).body:
+            if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None and is_number(node.value):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                found.add(f"{path.stem}.{', '.join(ast.unparse(one).strip('()') for one in targets)}")
+    assert found == FACTS
 
 
 def test_documents_keep_to_their_budget() -> None:

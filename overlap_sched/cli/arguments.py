@@ -395,12 +395,15 @@ class PipelineCommand(InputLimits):
     job: Annotated[str, Flag(positional=True, file="in")]
     """JOB.toml: a pipelined job: its stages, ranks, micro-batches, links and memory limits"""
     schedules: str = ""
-    """NAMES: compare these, joined by commas: gpipe, 1f1b, interleaved:V (V stages per rank), zb-h1, zbv, v-min,
-    v-half, v-zb, dualpipe, dualpipev (default: all that the job can have)"""
+    """NAMES: compare these, joined by commas: gpipe, 1f1b, interleaved:V (V stages per rank), interleaved-zb:V, zb-h1,
+    zbv, v-min, v-half, v-zb, waves, dualpipe, dualpipev (default: all that the job can have)"""
     find: Annotated[int | None, Flag(const=1)] = None
     """EFFORT: also search for the shortest schedule within the memory limits, with the stages of the file joined and
     recomputed as it suits; more is tried with an effort above 1; small jobs are solved exactly where OR-tools is
     installed"""
+    post_validation: bool = False
+    """have --find shorten the time of the longest rank from its first action to its last, not the step: with post-
+    validation of optimizer steps (arXiv 2401.10241) no rank waits for the others"""
     order_graphs: Annotated[str | None, Flag(const=LEFT)] = None
     """HEADROOM: order the graphs that the job names before they are measured, and interleave those that run together,
     with so much memory above their peaks (0, 1GiB, 5%; default: what the memory limits leave)"""

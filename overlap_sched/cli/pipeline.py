@@ -29,6 +29,8 @@ def run_pipeline(command: PipelineCommand, tell: Tell) -> Printed:
     """Plan the schedules; what to print: JSON, or tables and notes."""
     if command.schedule == FOUND and command.find is None:
         raise OptionsError(f"--schedule {FOUND} is what --find finds: give --find, too.")
+    if command.post_validation and command.find is None:
+        raise OptionsError("--post-validation says what --find aims at: give --find, too.")
     changes = compare.read_changes(command.vary)
     for name in (*_split(command.schedules), *_split("" if command.schedule == FOUND else command.schedule)):
         compare.named(name)
@@ -96,7 +98,7 @@ def _planner(command: PipelineCommand, tell: Tell) -> Callable[[compare.ChangedJ
         return graphs_in(headroom).with_pairs(change.linked(job), tell)
 
     def search(job: PipelineJob) -> FoundPipeline | None:
-        return None if command.find is None else find_pipeline(job, command.find, tell)
+        return None if command.find is None else find_pipeline(job, command.find, tell, command.post_validation)
 
     def plan(change: compare.ChangedJob) -> _Planned:
         headroom = 0 if command.order_graphs == LEFT else command.order_graphs
@@ -115,7 +117,7 @@ def _planner(command: PipelineCommand, tell: Tell) -> Callable[[compare.ChangedJ
             )
             more = search(again(room)) if found is not None and (room := compare.left_bytes(found.plan)) else None
             if found is not None and more is not None:  # graphs ordered in what was left: the shorter of both
-                best = min(found, more, key=lambda one: one.plan.replay.step_us)
+                best = min(found, more, key=lambda one: one.aim_us)
                 bounds = {key: min(getattr(found, key), getattr(more, key)) for key in ("bound_us", "any_cut_us")}
                 found = replace(best, **bounds)
         return _Planned(job, graphs, planned, cannot, found)

@@ -19,7 +19,6 @@ from overlap_sched.cost import H100
 from overlap_sched.cost.cluster import ASSUMED
 from overlap_sched.cost.repricing import MACHINE, on_machine
 from overlap_sched.errors import OptionsError
-from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import broken_promise, measure
 from overlap_sched.options import Options
 from overlap_sched.pipeline.compare import read_axes
@@ -32,6 +31,7 @@ from overlap_sched.report.units import duration, from_to, memory_unit, printable
 from overlap_sched.report.words.schedule import gain_of, gain_text, gap_percent, with_contention_line
 from overlap_sched.scheduler.driver import Schedule, figures_of, promise_of, schedule
 from overlap_sched.scheduler.task import SAME_STEP
+from overlap_sched.simulate.drawn import drawn_steps
 
 MEMORY = ("headroom", "memory_limit")
 AXES = (*MEMORY, *MACHINE, "noise")
@@ -168,15 +168,11 @@ def _replay_with_noise(
     problems = {id(made.problem): made.problem for made in found}
     for at, (noise, problem) in enumerate(product(noises, problems.values()), 1):
         tell(f"replaying {at} of {len(noises) * len(problems)}")
-        orders = {problem.original_order, *(made.order for made in found if made.problem is problem)}
-        steps, random = {order: list[float]() for order in orders}, np.random.default_rng(0)
-        for _ in range(DRAWS if noise else 1):
-            factors = np.exp(noise * random.standard_normal(len(problem.nodes)) - noise**2 / 2).tolist()
-            wrong = problem.with_times(factors)
-            for order in orders:
-                steps[order].append(replay(wrong, order).step_us)
-        for order, of in steps.items():
-            quantiles[id(problem), order, noise] = tuple(np.quantile(of, (0.5, 0.95)).tolist())
+        orders = list({problem.original_order, *(made.order for made in found if made.problem is problem)})
+        drawn = np.random.default_rng(0).standard_normal((DRAWS if noise else 1, len(problem.nodes))).T
+        steps_us = drawn_steps(problem, orders, np.exp(noise * drawn - noise**2 / 2))
+        for order, steps in zip(orders, steps_us, strict=True):
+            quantiles[id(problem), order, noise] = tuple(np.quantile(steps, (0.5, 0.95)).tolist())
     return quantiles
 
 

@@ -47,8 +47,9 @@ from overlap_sched.problem.contention import Contention, check_shares
 from overlap_sched.problem.file import DamagedError, Limits, read_bytes
 from overlap_sched.problem.sizes import MAX_FLOAT
 
-ASSUMED = {"H100": "dgx-h100", "H200": "dgx-h200", "A100": "dgx-a100"}
-"""By device, the shipped cluster that a dump is taken to run on where nothing says otherwise."""
+ASSUMED = {name: f"dgx-{name.lower()}" for name in ("A100", "H100", "H200", "H800", "B200")}
+ASSUMED |= {"GB200": "gb200-nvl72", "MI300X": "mi300x"}
+"""By device, the shipped cluster that a graph is taken to run on where nothing says otherwise."""
 INSIDE, ACROSS = "inside nodes", "across nodes"
 """Links: of all groups whose ranks are in one node, and of all others."""
 _SHIPPED = resources.files("overlap_sched.cost") / "shipped"

@@ -1,7 +1,7 @@
 """How far off prices are, by class, and what that leaves of a gain.
 
-All durations of a class are wrong together: a draw multiplies them by one factor for each class, and both orders are
-replayed at the drawn times::
+All durations of a class are wrong together: a draw multiplies them by one factor for each class, and both orders run at
+the drawn times::
 
     draw    matmuls  attention  collectives   original   ours    ratio
     1       x1.08    x0.91      x1.20         124 ms     51 ms   2.4
@@ -14,8 +14,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from overlap_sched.cost.compute import kind_of
-from overlap_sched.judge.replay import replay
 from overlap_sched.problem import Group, Kind, Node, Order, Problem
+from overlap_sched.simulate.drawn import drawn_steps
 
 DRAWS = 32
 SPREADS: Mapping[str, float] = {
@@ -51,13 +51,11 @@ def gain_range(*pairs: tuple[Problem, Order]) -> tuple[float, float]:
     Args:
         pairs: A problem and an order of it, twice: the original, and ours (rewritten, it is of another problem).
     """
-    ratios, random = [], np.random.default_rng(0)
-    problems = {id(problem): problem for problem, _ in pairs}  # one of both, where nothing was rewritten
-    classes = {key: [class_of(node, problem.groups) for node in problem.nodes] for key, problem in problems.items()}
-    for _ in range(DRAWS):
-        factors = {name: float(np.exp(spread * random.standard_normal())) for name, spread in SPREADS.items()}
-        drawn = {key: problems[key].with_times([factors[name] for name in names]) for key, names in classes.items()}
-        first, last = (replay(drawn[id(problem)], order).step_us for problem, order in pairs)
-        ratios.append(first / last if last else 1.0)
-    low, high = np.quantile(ratios, (0.05, 0.95)).tolist()
+    drawn = np.random.default_rng(0).standard_normal((DRAWS, len(SPREADS)))
+    factors = dict(zip(SPREADS, np.exp(drawn * list(SPREADS.values())).T, strict=True))
+    first, last = (
+        drawn_steps(problem, [order], np.array([factors[class_of(node, problem.groups)] for node in problem.nodes]))[0]
+        for problem, order in pairs
+    )
+    low, high = np.quantile(np.divide(first, last, out=np.ones(DRAWS), where=last > 0), (0.05, 0.95)).tolist()
     return low, high

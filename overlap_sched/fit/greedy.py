@@ -3,8 +3,8 @@
 A covering problem (places above the limit are covered by gaps of values), and its standard greedy: the best of what is
 left by (bytes above the limit taken away, summed over places) / (microseconds it costs). Lazily: what is chosen makes
 others worth less, so that a value is only looked at again when it comes first (Minoux, "Accelerated greedy algorithms
-for maximizing submodular set functions", 1978); where all get worse together, the best of a few is enough. Costs can
-fall, too, where values share what runs again: so there are rounds, each with all values anew.
+for maximizing submodular set functions", 1978); where all get worse together, one that is nearly the best is enough.
+Costs can fall, too, where values share what runs again: so there are rounds, each with all values anew.
 
 What is chosen becomes rewrites (:func:`rewrites_of`): each copy and each reload is one, the latest in the step first,
 so that whatever uses a copy is there, by its name, when that copy is made.
@@ -22,26 +22,11 @@ import numpy as np
 import numpy.typing as npt
 
 from overlap_sched.fit.state import FREE, Again, Bytes, LinkTime, LiveState, Part, Reload, Remake, User
+from overlap_sched.fit.tuning import TUNING
 from overlap_sched.judge.replay import replay
 from overlap_sched.problem import Kind, NodeId, Position, StorageId
 from overlap_sched.problem.precedence import find_reachable
 from overlap_sched.transform.rewrites import Offload, Recompute
-
-ROUNDS = 6
-"""Of all values anew."""
-SHORTEST = 4
-"""A gap of fewer places is none."""
-SMALLEST = 1e-5
-"""A value of less than this part of the limit is not worth a choice."""
-LONGER = 0.1
-"""Of what a choice takes away, what a longer life of one input may give back before that rather is made again."""
-TRIES_IN_VAIN, MANY_NODES = 16, 40_000
-"""In graphs of more nodes than this, so many choices are priced for one that is made: where all get worse together, as
-a link fills, the best of these is made."""
-LEAST_US = 0.5
-"""No choice costs less."""
-LITTLE = 8
-"""What is not high counts this part of its bytes."""
 
 
 class Gap(NamedTuple):
@@ -61,7 +46,6 @@ class Choice:
         gap: It. score: bytes above the limit taken away per microsecond. us: those microseconds.
         copy: Runs again already, for another value of the same maker; ``None``: not that way.
         slots: Of copies to the host and back, and the places between which it is gone.
-        spare: See :class:`Remake`.
     """
 
     gap: Gap
@@ -69,7 +53,6 @@ class Choice:
     us: float
     copy: Again | None = None
     slots: tuple[float, float, Position, Position] | None = None
-    spare: int = 0
 
 
 Entry = tuple[float, int, Choice]
@@ -153,9 +136,8 @@ class Greedy:
         """Choose on from where things are, to another limit where one is given; tell whether the state fits now."""
         state = self.state
         state.limit_bytes, self._above = state.limit_bytes if limit_bytes is None else limit_bytes, None
-        for _ in range(ROUNDS):
-            if state.fits or not self._round():
-                break
+        while not state.fits and self._round():
+            pass
         if state.fits:
             self._take_back()
         self._above = None
@@ -175,36 +157,22 @@ class Greedy:
                 copy.parts = {}
 
     def _round(self) -> int:
-        """Make choices, the best first; all but the ``fresh``, priced since the last one, may be worse by now."""
-        tries = TRIES_IN_VAIN if len(self.state.problem.nodes) > MANY_NODES else math.inf
+        """Make choices, the best first, or nearly: what was priced before the last one may be worse by now."""
         priced = ((k, self._choice(gap)) for k, gap in enumerate(self._gaps()))
-        stale: list[Entry] = [(-choice.score, k, choice) for k, choice in priced if choice is not None]
-        heapq.heapify(stale)
-        fresh: list[Entry] = []
+        best: list[Entry] = [(-choice.score, k, choice) for k, choice in priced if choice is not None]
+        heapq.heapify(best)
         chosen = 0
-
-        def is_behind(score: float) -> bool:
-            return bool(stale) and score < -stale[0][0] * (1 - 1e-9)
-
-        while (stale or fresh) and self.above.most:
-            best = min(fresh, key=lambda one: one[:2], default=None)
-            if best is not None and (len(fresh) >= tries or not is_behind(-best[0])):
-                for one in fresh:
-                    if one is not best:
-                        heapq.heappush(stale, one)
-                fresh = []
-                self._do(best[2])
+        while best and self.above.most:
+            _, k, old = heapq.heappop(best)
+            users = old.gap.part.users
+            choice = self._choice(old.gap) if old.gap.after in users[:-1] else None
+            if choice is None:
+                continue
+            if best and choice.score < -best[0][0] * (1 - TUNING.slack):
+                heapq.heappush(best, (-choice.score, k, choice))
+            else:
+                self._do(choice)
                 chosen += 1
-                continue
-            _, k, old = heapq.heappop(stale)
-            gap = old.gap
-            if not gap.part.users or gap.after not in gap.part.users[:-1]:
-                continue
-            most = self._taken(gap.after.last + 1, _until(gap), self.state.size[gap.storage]) / old.us
-            if is_behind(most):  # at what it cost before: its price need not be looked at
-                heapq.heappush(stale, (-most, k, old))
-            elif (choice := self._choice(gap)) is not None:
-                fresh.append((-choice.score, k, choice))
         return chosen
 
     def _taken(self, begin: Position, end: Position, nbytes: int) -> int:
@@ -212,20 +180,20 @@ class Greedy:
         above = self.above
         if self._high is None:
             return above.taken(begin, end, nbytes)
-        return self._high.taken(begin, end, nbytes) or above.taken(begin, end, nbytes) // LITTLE
+        return self._high.taken(begin, end, nbytes) or above.taken(begin, end, nbytes) // TUNING.little
 
     def _gaps(self) -> Iterator[Gap]:
         """Gaps of storages that may be cut, where something is above the limit."""
-        state, smallest, above = self.state, SMALLEST * max(self.state.limit_bytes, 1), self.above
+        state, above = self.state, self.above
         for s, parts in enumerate(state.parts):
-            if state.fixed[s] or state.size[s] < smallest:
+            if state.fixed[s] or not state.size[s]:
                 continue
             for part in list(parts):
                 if not above.any(part.begin, part.end + 1):
                     continue
                 for user, following in pairwise(part.users):
                     begin, end = user.last, following.at
-                    if end - begin >= SHORTEST and above.any(begin + 1, end) and self._legal(part, following):
+                    if above.any(begin + 1, end) and self._legal(part, following):
                         yield Gap(s, part, user, end)
 
     def _legal(self, part: Part, following: User) -> bool:
@@ -246,15 +214,15 @@ class Greedy:
             best = self._offload(gap, self.link)
         if "recompute" not in self.kinds:
             return best
-        spare, v = int(LONGER * taken), state.problem.maker[s]
+        v = state.problem.maker[s]
         copies = state.copies.get(v, ())  # one in the gap makes this storage, too
         copy = next((one for one in copies if gap.after.last < one.at <= until and s not in one.parts), None)
         most_us = math.inf if best is None else taken / best.score
-        price = FREE if copy is not None else Remake(state, spare, most_us).again(v, until)
+        price = FREE if copy is not None else Remake(state, most_us).again(v, until)
         if price is None:
             return best
-        excess, us = price.excess + self._beside(until, price.peak - state.size[s]), max(price.us, LEAST_US)
-        again = Choice(gap, (taken - excess) / us, us, copy=copy, spare=spare)
+        excess, us = price.excess + self._beside(until, price.peak - state.size[s]), max(price.us, TUNING.least_us)
+        again = Choice(gap, (taken - excess) / us, us, copy=copy)
         return again if taken > excess and (best is None or again.score >= best.score) else best
 
     def _beside(self, at: Position, nbytes: int) -> int:
@@ -282,7 +250,7 @@ class Greedy:
         most_bytes = math.inf if self.host_limit_bytes is None else self.host_limit_bytes
         if int(self.host[begin : gap.until + 1].max()) + nbytes > most_bytes:
             return None
-        taken, us = self._taken(gone + 1, back, nbytes), max(self.host_weight * us, LEAST_US)
+        taken, us = self._taken(gone + 1, back, nbytes), max(self.host_weight * us, TUNING.least_us)
         return Choice(gap, taken / us, us, slots=(*slots, gone, back)) if taken > 0 else None
 
     def _do(self, choice: Choice) -> None:
@@ -303,7 +271,7 @@ class Greedy:
             return
         v = state.problem.maker[s]
         rest = state.cut(s, part, gap.after, None, gap.after.last, gap.until)
-        price = Remake(state, choice.spare, commit=True).again(v, gap.until)
+        price = Remake(state, commit=True).again(v, gap.until)
         assert price is not None, "what has been priced cannot be done"
         more = price.peak - state.size[s] - state.alloc_bytes[gap.until]
         state.beside[gap.until] = max(int(state.beside[gap.until]), more)

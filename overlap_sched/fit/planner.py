@@ -28,6 +28,7 @@ from overlap_sched.errors import OptionsError, OverlapSchedWarning, RewriteError
 from overlap_sched.fit.answer import Effect, Faster, Fit, FitPoint, Held, Question
 from overlap_sched.fit.greedy import Greedy, rewrites_of
 from overlap_sched.fit.state import LinkTime, LiveState
+from overlap_sched.fit.tuning import TUNING
 from overlap_sched.judge.validate import measure, violation
 from overlap_sched.options import Options, options_given, replayed_allocator
 from overlap_sched.peak_memory.best import best_order
@@ -44,27 +45,6 @@ from overlap_sched.transform.search import Limit, finish, halve, run_policies, u
 
 KINDS = ("recompute", "offload")
 """What may be done to values."""
-AIMS = (1.0, 0.97, 0.92)
-"""Parts of the limit that choices aim at: what is left is room for the scheduler to hide what is in flight."""
-OVERSHOOT = 3
-"""How often choices are made anew, lower, where what they make is above the limit after all."""
-WEIGHTS = (0.05, 0.5)
-"""What a hidden microsecond of a copy to the host counts as, beside one of compute."""
-HIGH = (0.0, 0.5)
-"""What counts little: see :class:`overlap_sched.fit.greedy.Greedy`. Which is better shows afterwards."""
-LARGE = 4_000
-"""Graphs of more nodes are not searched for the lowest peak, only ordered by the simple ways, and only where needed;
-and fewer plans are made of them."""
-SEARCHED = (0, 1, 2)
-"""By effort: behind how many fissions other rewrites are searched for."""
-HALVINGS, HALVED_NODES = 7, 175_000
-"""Halvings of the range between the lowest peak that could be and the one that is enough: so many, fewer where their
-graphs have more nodes than this together, one at least."""
-MISSES, CLOSE = 3, 0.995
-"""So often in a row nothing is found below the middle, or the range is as narrow as this: then that is all."""
-LOWERED, LOWERED_BY = 3, 0.95
-"""Where no plan within a memory limit runs on a device of that memory, plans within so many lower limits are looked
-for: lower by what was lacking, and by this part at least; once one runs, halfway back to what did not."""
 FOUND = "a plan keeps the limit"
 """The progress line of each plan that does."""
 
@@ -232,7 +212,7 @@ class Start:
         model = search.problem.memory_model
         self.options = replace(search.options, rewrites=(), memory_limit=None, memory_model=model)
         self._laid_out = bool(fissions) and not self.problem.collectives
-        self._large = len(self.problem.nodes) > LARGE
+        self._large = len(self.problem.nodes) > TUNING.large_nodes
         self.without = begun
         if not self._laid_out:
             self.without = search.keep(self.before, self.problem, schedule(self.problem, self.options).order)
@@ -251,13 +231,13 @@ class Start:
             self.at(limit.bytes)
             return
         low = sum(storage.bytes for storage in self.problem.storages if storage.pinned)
-        most = max(1, min(HALVINGS, HALVED_NODES // len(self.problem.nodes)))
+        most = max(1, TUNING.halved_nodes // len(self.problem.nodes))
 
         def reach(middle: int) -> int:
             self.at(middle, limit.us or 0.0)
             return limit.best(self.search.points).peak_bytes
 
-        halve(low, limit.best(self.search.points).peak_bytes, reach, most, CLOSE, MISSES)
+        halve(low, limit.best(self.search.points).peak_bytes, reach, most)
 
     def at(self, limit_bytes: int, enough_us: float = 0.0) -> FitPoint | None:
         """Look for plans within a limit; return the shortest known then. The graph as it is comes first.
@@ -297,9 +277,13 @@ class Start:
         as, and what is high.
         """
         asked, some = self.search, False
-        aims = AIMS[: asked.effort + 1] if self.problem.collectives or "offload" in asked.kinds else AIMS[:1]
+        aims = (
+            TUNING.aims[: asked.effort + 1] if self.problem.collectives or "offload" in asked.kinds else TUNING.aims[:1]
+        )
         both = set(asked.kinds) >= set(KINDS) and not self._large
-        recipes = list(product(WEIGHTS if both else WEIGHTS[:1], HIGH[:1] if self._large else HIGH))
+        recipes = list(
+            product(TUNING.weights if both else TUNING.weights[:1], TUNING.high[:1] if self._large else TUNING.high)
+        )
         for lowest in (False, True):
             if lowest and (self._laid_out or (some and self._large) or self.lowest == self.problem.original_order):
                 return
@@ -310,37 +294,32 @@ class Start:
                 greedy = Greedy(state, link, asked.host_limit_bytes, asked.kinds, weight, high)
                 for aim in aims:  # what has been chosen for one stays for the next
                     found = self._choose(greedy, limit_bytes, int(limit_bytes * aim))
-                    if found is None:  # what cannot be brought to the limit cannot be brought below it
+                    if found is not None:
+                        some = True
+                        asked.tried += 1
+                        yield found
+                    elif not state.fits:  # what cannot be brought to the limit cannot be brought below it
                         break
-                    some = True
-                    asked.tried += 1
-                    yield found
 
     def _choose(
         self, greedy: Greedy, limit_bytes: int, aim_bytes: int
     ) -> tuple[float, tuple[Rewrite, ...], Problem] | None:
         """Rewrites that bring an order within the limit, what they make, its best step; ``None``: none do."""
         state = greedy.state
-        for _ in range(OVERSHOOT):
-            greedy.run(min(aim_bytes, state.limit_bytes))
-            made = rewrites_of(state)
-            try:
-                problem = apply(state.problem, made, self.search.prices)
-            except RewriteError:
-                return None
-            rewrites, task = (*self.before, *made), Task(problem, self.options, limit_bytes)
-            best = task.measured(problem.original_order)
-            if best.peak_bytes <= limit_bytes:
-                if problem.collectives:
-                    reference = Reference(problem, problem.original_order, task.live_ranges)
-                    best = run_policies(reference, limit_bytes, best).best or best
-                self.search.keep(rewrites, problem, best.order)
-                return best.step_us, rewrites, problem
-            self.search.keep(rewrites, problem, problem.original_order)
-            if not made or int(state.profile.max()) > limit_bytes:
-                return None
-            aim_bytes = state.limit_bytes - (best.peak_bytes - limit_bytes)
-        return None
+        greedy.run(aim_bytes)
+        made = rewrites_of(state)
+        try:
+            problem = apply(state.problem, made, self.search.prices)
+        except RewriteError:
+            return None
+        rewrites, task = (*self.before, *made), Task(problem, self.options, limit_bytes)
+        best = task.measured(problem.original_order)
+        within = best.peak_bytes <= limit_bytes
+        if within and problem.collectives:
+            reference = Reference(problem, problem.original_order, task.live_ranges)
+            best = run_policies(reference, limit_bytes, best).best or best
+        self.search.keep(rewrites, problem, best.order)
+        return (best.step_us, rewrites, problem) if within else None
 
 
 def _search(
@@ -386,7 +365,7 @@ def _promising(search: FitSearch, limit: Limit, begun: Sequence[FitPoint]) -> li
     kept = [plan for plan in begun if search.problem.collectives or may_win(plan)]
     by_step = limit.bytes is not None
     kept.sort(key=lambda one: (one.step_us, one.peak_bytes) if by_step else (one.peak_bytes, one.step_us))
-    return kept[: SEARCHED[search.effort]]
+    return kept[: search.effort]
 
 
 def _better_start(start: Start, begun: FitPoint, limit: Limit, best: tuple[bool, float, float]) -> Start:
@@ -397,17 +376,13 @@ def _better_start(start: Start, begun: FitPoint, limit: Limit, best: tuple[bool,
 
 
 def _lower(start: Start, limit: Limit) -> None:
-    """Look for plans of fewer live bytes, until one runs on a device of the limit."""
-    search, lacks, below = start.search, limit.bytes or 0, limit.bytes or 0
-    for _ in range(LOWERED):
+    """Look for plans of fewer live bytes, by as many as the best lacks, until one runs on a device of the limit."""
+    search, below = start.search, limit.bytes or 0
+    for _ in range(TUNING.lowered):
         held = held_best(search.points, limit, search.options)[1]
-        over_bytes = 0 if held is None else held.over_bytes
-        if over_bytes:
-            lacks, below = below, below - max(over_bytes, int(below * (1 - LOWERED_BY)))
-        elif below < lacks * LOWERED_BY:
-            below = (below + lacks) // 2
-        else:
+        if held is None or not held.over_bytes:
             break
+        below -= held.over_bytes
         search.tell(f"looking for a plan of {below:,} bytes, which the allocator may hold within the limit")
         start.at(below)
 

@@ -24,16 +24,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from overlap_sched.fit.tuning import TUNING
 from overlap_sched.problem import Kind, NodeId, Position, Problem, StorageId
 from overlap_sched.simulate.ledger import LiveRanges
 from overlap_sched.transform.apply import is_view, refusal, writes
 from overlap_sched.transform.prices import HostLink
 
 Bytes = npt.NDArray[np.int64]
-LONGEST = 60
-"""Nodes that run again for one value, at most."""
-DEEPEST = 30
-"""How far back they go."""
 
 
 @dataclass(eq=False)
@@ -242,20 +239,19 @@ FREE = RemakePrice(0.0, 0)
 class Remake:
     """One question to a state; ``commit`` does what the answer says."""
 
-    def __init__(self, state: LiveState, spare: int, most_us: float = math.inf, commit: bool = False) -> None:
+    def __init__(self, state: LiveState, most_us: float = math.inf, commit: bool = False) -> None:
         """Ask, or do.
 
         Args:
             state: Changed only where ``commit``.
-            spare: Bytes times places above the limit that a longer life may cost before its maker rather runs again.
             most_us: What takes longer is not asked for any further.
             commit: Do it.
         """
-        self.state, self.spare, self.most_us, self.commit = state, spare, most_us, commit
+        self.state, self.most_us, self.commit = state, most_us, commit
         self._seen: dict[StorageId, None] = {}
         self._nodes, self._us = 0, 0.0
 
-    def again(self, v: NodeId, at: Position, depth: int = 0) -> RemakePrice | None:
+    def again(self, v: NodeId, at: Position) -> RemakePrice | None:
         """Return what it takes to run a node again just before a place; ``None``: it cannot be."""
         state = self.state
         self._nodes += 1
@@ -263,20 +259,20 @@ class Remake:
         self._us += node.time_us
         if not state.may_run_again[v]:
             return None
-        if not self.commit and (depth > DEEPEST or self._nodes > LONGEST or self._us > self.most_us):
+        if not self.commit and (self._nodes > TUNING.longest or self._us > self.most_us):
             return None
         us, excess, held, peak = node.time_us, 0, 0, 0
         for s in node.use:
             if any(v < writer < at for writer in state.writers[s]):
                 return None
-            price = self.need(s, at, depth + 1)
+            price = self.need(s, at)
             if price is None:
                 return None
             peak = max(peak, held + price.peak)
             us, excess, held = us + price.us, excess + price.excess, held + price.held
         return RemakePrice(us, excess, held, max(peak, held + sum(state.size[s] for s in node.alloc)))
 
-    def need(self, s: StorageId, at: Position, depth: int) -> RemakePrice | None:
+    def need(self, s: StorageId, at: Position) -> RemakePrice | None:
         """Return what it takes to have a storage at a place."""
         state = self.state
         if state.covers(s, at) is not None or s in self._seen:
@@ -284,7 +280,7 @@ class Remake:
         parts = state.parts[s]
         before = parts[bisect_right(parts, at, key=attrgetter("begin")) - 1]
         longer = state.added(before.end + 1, at - 1, state.size[s])
-        price = self._make(s, at, depth) if longer > self.spare and not state.fixed[s] else None
+        price = self._make(s, at) if longer and not state.fixed[s] else None
         self._seen[s] = None
         if price is not None:
             return price
@@ -293,11 +289,11 @@ class Remake:
             before.end = at - 1
         return RemakePrice(0.0, longer)
 
-    def _make(self, s: StorageId, at: Position, depth: int) -> RemakePrice | None:
+    def _make(self, s: StorageId, at: Position) -> RemakePrice | None:
         v = self.state.problem.maker[s]
-        if self.commit and Remake(self.state, self.spare).again(v, at, depth) is None:
+        if self.commit and Remake(self.state).again(v, at) is None:
             return None
-        price = self.again(v, at, depth)
+        price = self.again(v, at)
         if price is not None and self.commit:
             copy, parts = self.state.place(v, at), self.state.parts[s]
             copy.parts[s] = Part(at, at - 1, [], copy)

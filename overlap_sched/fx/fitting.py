@@ -37,6 +37,7 @@ from overlap_sched.report.words.rewrites import lacking_line
 from overlap_sched.transform.dimension_graph import EndsError, range_cut
 from overlap_sched.transform.prices import PCIE_5, HostLink, Prices
 from overlap_sched.transform.rewrites import Fission
+from overlap_sched.transform.tuning import TUNING
 
 FISSION, BATCH = "fission", "batch"
 KINDS = (*OF_VALUES, FISSION)
@@ -46,12 +47,6 @@ ALL = (*KINDS, BATCH)
 
 
 PARTS = (2, 4, 8, 16)
-INPUTS = 8
-"""Inputs that are tried: those whose first dimension is as large as that of most values."""
-LARGEST = 100_000
-"""Nodes that a graph in parts may have."""
-LEAST = 0.2
-"""Of the compute time: what runs in parts of less than this is no candidate."""
 
 
 def fit_graph(
@@ -168,14 +163,18 @@ def batch_fissions(lifted: Lifted, parts: Sequence[int] = PARTS) -> list[Fission
     us = {node.name: node.time_us for node in lifted.problem.nodes}
     facts = GraphFacts(graph)
     never = {one for one in graph.nodes if facts.written(one) or one in facts.after or facts.by_address(one)}
-    best, most_us = None, LEAST * sum(us.values())
+    best, most_us = None, sum(us.values()) / 2
     for seed in (*_inputs(graph), *_second(graph)):
         region = _grown(graph, *seed, 2, never)
         held_us = sum(us.get(inside.name, 0.0) for inside in region.gives) if region is not None else 0.0
         if held_us > most_us:
             best, most_us = seed, held_us
     regions = (_grown(graph, *best, n, never) if best else None for n in parts)
-    small = (one for one in regions if one and len(one.gives) * (one.parts - 1) + len(lifted.problem.nodes) <= LARGEST)
+    small = (
+        one
+        for one in regions
+        if one and len(one.gives) * (one.parts - 1) + len(lifted.problem.nodes) <= TUNING.fission_nodes
+    )
     return [found for one in small if (found := fission_of(one)) is not None]
 
 
@@ -185,7 +184,7 @@ def _inputs(graph: fx.Graph) -> list[tuple[fx.Node, int]]:
     first = {node: value.shape[0] for node, value in values.items() if value.ndim and type(value.shape[0]) is int}
     sizes = Counter(first.values())
     shapes = {tuple(values[node].shape): node for node in reversed(first) if node.op == "placeholder"}
-    return [(node, 0) for node in sorted(shapes.values(), key=lambda node: -sizes[first[node]])[:INPUTS]]
+    return [(node, 0) for node in sorted(shapes.values(), key=lambda node: -sizes[first[node]])[: TUNING.inputs]]
 
 
 def _second(graph: fx.Graph) -> list[tuple[fx.Node, int]]:
@@ -195,7 +194,7 @@ def _second(graph: fx.Graph) -> list[tuple[fx.Node, int]]:
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor) and value.ndim > 1 and not is_float(node):
             found.setdefault(tuple(value.shape), node)
-    return [(node, 1) for node in list(found.values())[:INPUTS]]
+    return [(node, 1) for node in list(found.values())[: TUNING.inputs]]
 
 
 def _grown(graph: fx.Graph, seed: fx.Node, dim: int, parts: int, never: Collection[fx.Node]) -> Region | None:

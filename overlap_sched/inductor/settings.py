@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from overlap_sched.cost import CostModel, Roofline
-from overlap_sched.cost.cluster import Cluster, cluster_given, read_cluster
+from overlap_sched.cost.cluster import ASSUMED, Cluster, cluster_given, read_cluster
 from overlap_sched.cost.model import check_model
 from overlap_sched.distributed import TIMEOUT_S
 from overlap_sched.errors import OptionsError
@@ -20,8 +20,6 @@ from overlap_sched.inductor.reporting import Stage
 from overlap_sched.options import Options, options_given
 from overlap_sched.problem.precedence import Preserve
 
-NODES = {"A100": "dgx-a100", "H100": "dgx-h100", "H200": "dgx-h200", "B200": "dgx-b200", "MI300X": "mi300x"}
-"""By what a GPU is called, as a word of its own (a GB200 is in other nodes than a B200)."""
 _NO_SWITCH = ("PCIE", "NVL")
 """Words of GPUs that are not on a board with the switches of those nodes."""
 
@@ -136,4 +134,4 @@ def cluster_here() -> Cluster | None:
 def _cluster_of(gpu: str) -> Cluster | None:
     words = re.findall(r"[A-Za-z0-9]+", gpu)
     with_switch = not any(word in map(str.upper, words) for word in _NO_SWITCH)
-    return next((read_cluster(name) for word, name in NODES.items() if with_switch and word in words), None)
+    return next((read_cluster(name) for word, name in ASSUMED.items() if with_switch and word in words), None)

@@ -21,6 +21,7 @@ from overlap_sched.cost.fusion import FusionRules, FusionStep, find_loop_nests, 
 from overlap_sched.fit.answer import Question
 from overlap_sched.fit.greedy import Greedy, rewrites_of
 from overlap_sched.fit.state import LiveState
+from overlap_sched.fit.tuning import TUNING
 from overlap_sched.fx import lift
 from overlap_sched.fx.calls import name_and_group
 from overlap_sched.fx.costs import Fusion, is_free
@@ -35,21 +36,9 @@ from overlap_sched.options import Options, on_devices
 from overlap_sched.problem import Problem
 from overlap_sched.problem.precedence import find_reachable
 from overlap_sched.scheduler.driver import schedule
+from overlap_sched.scheduler.task import SAME_STEP
 from overlap_sched.transform.rewrites import Recompute
 from overlap_sched.transform.search import Limit, halve
-
-AIMS = 6
-"""How often choices are made anew, lower, where what they make is above the limit after all."""
-HALVINGS = 5
-"""Of the range of limits, for the question of steps."""
-HIGH = (0.5, 0.0)
-"""See :class:`overlap_sched.fit.greedy.Greedy`. Which is better shows afterwards."""
-LEAST = 100
-"""What is aimed lower by, at least: this part of the limit."""
-LARGE = 4_000
-"""Of larger graphs one of them is tried."""
-SHORTER = 1e-3
-"""What is shorter by less than this part is not shorter: torch's own cut stays."""
 
 Partitioner = Callable[[fx.GraphModule], tuple[fx.GraphModule, fx.GraphModule]]
 """Cuts a joint graph, which it changes."""
@@ -285,17 +274,15 @@ class _JointSearch:
 
     def within(self, limit: int) -> None:
         """Run more again."""
-        ways = HIGH if len(self.whole.problem.nodes) <= LARGE else HIGH[:1]
         names = {node.name for node in self.joint.graph.nodes}
-        for high in ways:
+        for high in TUNING.high if len(self.whole.problem.nodes) <= TUNING.large_nodes else TUNING.high[1:]:
             aim = limit
-            for _ in range(AIMS):
-                again = chosen(self.whole, aim, high) & names
-                found = self.cut(Marks(again))
+            for _ in range(TUNING.joint_cuts):
+                found = self.cut(Marks(chosen(self.whole, aim, high) & names))
                 over = limit if found is None else found.peak_bytes - limit
                 if over <= 0 or aim <= 0:
                     break
-                aim -= max(over, limit // LEAST)
+                aim -= over
 
     def keep(self, limit: int) -> None:
         """Keep gathers: as many as fit, those of the last layers."""
@@ -315,14 +302,14 @@ class _JointSearch:
             self.within(middle)
             return limit.best(self.cuts.values()).peak_bytes
 
-        halve(0, self.before.peak_bytes, reach, HALVINGS)
+        halve(0, self.before.peak_bytes, reach, TUNING.joint_cuts)
 
 
 def _better(one: JointCut, before: JointCut, limit_bytes: int) -> bool:
-    """Tell whether a cut fits, and torch's own does not or takes longer by more than a little."""
+    """Tell whether a cut fits, and torch's own does not or takes longer."""
     if one.peak_bytes > limit_bytes:
         return False
-    return before.peak_bytes > limit_bytes or one.step_us <= before.step_us * (1 - SHORTER)
+    return before.peak_bytes > limit_bytes or one.step_us < before.step_us * (1 - SAME_STEP)
 
 
 def chosen(whole: Whole, limit_bytes: int, high: float) -> frozenset[str]:

@@ -35,10 +35,9 @@ not before its lowest offset. Three arguments, each valid in every solution in w
 **Restarts.** How long a search takes depends on its rule of preference by orders of magnitude, and no rule is good
 everywhere. So each search is cut off after some work, which grows slowly, and the next one runs by the next rule.
 *Blame* says in which sections searches failed; boxes that are live there go first (as constraint solvers weigh failing
-constraints: Boussemart et al., "Boosting systematic search by weighting constraints", 2004). What failed long ago
-counts less. The smallest arena is the peak if it can be had, else what lies between is halved: three fifths of the
-work for the peak, the rest for targets between the lowest that is still open and the best that was found, a tenth for
-each at most.
+constraints: Boussemart et al., "Boosting systematic search by weighting constraints", 2004). The smallest arena is the
+peak if it can be had, else what lies between is halved: half of the work for the peak, half of what is left for each
+target between the lowest that is still open and the best that was found.
 """
 
 from bisect import bisect_left
@@ -54,6 +53,7 @@ import numpy as np
 import numpy.typing as npt
 
 from overlap_sched.errors import OptionsError, VerificationError
+from overlap_sched.peak_memory.tuning import TUNING
 from overlap_sched.problem import Kind, Problem
 from overlap_sched.simulate.ledger import LiveRange, LiveRanges
 
@@ -175,7 +175,7 @@ class Boxes:
         best, share, better = self.place(order), 0.0, 0
         for _ in range(placements):
             arena = self.arena(best)
-            if arena == self.live_bytes.max() or share > 0.97:
+            if arena == self.live_bytes.max() or len(order) * (1 - share) < 1:  # not even one place forward
                 break
             changed, place_of = list(order), {i: k for k, i in enumerate(order)}
             for i in sorted(np.flatnonzero(best + self.bytes == arena).tolist(), key=place_of.__getitem__):
@@ -252,10 +252,6 @@ def failing_section(boxes: Boxes, now: Standing, limit: int, first: int, last: i
 
 Rule = Callable[[Boxes, Floats], Ints]
 """From boxes and blame per section: the boxes by falling preference."""
-
-
-CELLS_PER_WORK = 2**15
-"""Boxes times sections that are looked at within one unit of work, beside what any look costs."""
 
 
 class OutOfWorkError(Exception):
@@ -361,22 +357,12 @@ class Search:
     def _holds(self, boxes: Boxes, now: Standing, first: int, last: int, at: int) -> bool:
         if self.work_left <= 0:
             raise OutOfWorkError
-        self.work_left -= 1 + len(boxes.bytes) * (last - first) // CELLS_PER_WORK
+        self.work_left -= 1 + len(boxes.bytes) * (last - first) // TUNING.look_cells
         failing = failing_section(boxes, now, self.limit, first, last)
         if failing is not None:
             self.blame[at + failing] += 1
         return failing is None
 
-
-FIRST_RUN, GROWTH, FORGETTING = 2, 1.05, 0.9
-"""Work of the first search per box; by how much it grows from one to the next; what is left of blame after each."""
-BLAME_WEIGHTS = (0.3, 1.0, 3.0)
-"""Of blame, beside what a box is by itself: each is good for some problems; one per round of all rules."""
-
-MOST_CELLS = 1_000_000
-"""Boxes times sections: above, one step of this search costs too much, and memory grows with the square of boxes."""
-NOT_WORTH = 1000
-"""An arena above the peak by less than one in so many is left as it is."""
 
 Key = Literal["crowd-width", "crowd-area", "area"]
 Width = Literal["neighbours", "sections"]
@@ -398,7 +384,7 @@ def rule_of(key: Key, width: Width, weight: float) -> Rule:
             ``area`` and then width (MiniMalloc's preorderings TWA and TAW, with blame). ``area``: what is largest on
             a logarithmic scale, or is live where most has failed.
         width: How long a box is live: in sections, or in others that are live meanwhile.
-        weight: Of blame.
+        weight: Of blame, beside what a box is by itself.
     """
 
     def order(boxes: Boxes, blame: Floats) -> Ints:
@@ -424,8 +410,8 @@ def fit_below(boxes: Boxes, limit: int, most_work: int) -> tuple[Ints | None, in
         limit: In the unit of the boxes.
         most_work: Give up after so much.
     """
-    blame, run = np.zeros(boxes.sections), float(FIRST_RUN * len(boxes.bytes))
-    for weight, (key, width) in cycle(product(BLAME_WEIGHTS, RULES)):
+    blame, run = np.zeros(boxes.sections), 2.0 * len(boxes.bytes)  # twice what it takes where nothing fails
+    for weight, (key, width) in cycle(product(TUNING.blame_weights, RULES)):
         allowed = min(int(run), most_work)
         search = Search(limit, allowed, blame, rule_of(key, width, weight))
         try:
@@ -434,8 +420,7 @@ def fit_below(boxes: Boxes, limit: int, most_work: int) -> tuple[Ints | None, in
             most_work -= allowed
         if most_work <= 0:
             break
-        blame *= FORGETTING
-        run *= GROWTH
+        run *= TUNING.longer_run
     return None, 0
 
 
@@ -453,27 +438,22 @@ def smallest_arena(boxes: Boxes, arena: int, most_work: int) -> Ints | None:
         arena: Bytes that are needed without this search.
         most_work: See :func:`fit_below`.
     """
-    if len(boxes.bytes) * boxes.sections > MOST_CELLS:
+    if len(boxes.bytes) ** 2 * boxes.sections > most_work * TUNING.look_cells:  # not even one way down
         return None
     unit = int(np.gcd.reduce(boxes.bytes))
     boxes, best = replace(boxes, bytes=boxes.bytes // unit), None
     low, high = int(boxes.live_bytes.max()), arena // unit
-    target, share, step = low, 3 * most_work // 5, max(most_work // 10, 1)
-    while low < high and (high - low) * NOT_WORTH > low and most_work > 0:
-        allowed = min(share, most_work)
+    target = low
+    while (high - low) > low * TUNING.close and most_work > 0:
+        allowed = -(-most_work // 2)
         found, left = fit_below(boxes, target, allowed)
         most_work -= allowed - left
         if found is None:
             low = target + 1
         else:
             best, high = found, boxes.arena(found)
-        target, share = (low + high) // 2, step
+        target = (low + high) // 2
     return None if best is None else best * unit
-
-
-MOST_CLIMBS, CLIMB_BOXES, SEARCH_WORK = 40, 30_000, 130_000
-"""Per unit of effort: placements of all boxes while climbing, and boxes placed in these; partial placements that the
-search looks at."""
 
 
 @dataclass(frozen=True)
@@ -541,12 +521,12 @@ def place(ranges: Sequence[LiveRange], effort: int) -> tuple[Ints, str]:
         offsets[~always] = others + boxes.bytes[always].sum()
         return offsets, found_by
     found: list[tuple[int, str, Ints]] = []
-    least, climbs = int(boxes.live_bytes.max()), min(MOST_CLIMBS, CLIMB_BOXES // len(ranges)) * effort
+    least, climbs = int(boxes.live_bytes.max()), TUNING.climb_boxes // len(ranges) * effort
     for name, key in (("size", -boxes.bytes), ("longest", boxes.begin - boxes.end)):
         offsets, better = boxes.climb(np.lexsort((-boxes.bytes, boxes.begin, key)).tolist(), climbs)
         found.append((boxes.arena(offsets), "climbing" if better else name, offsets))
         if found[-1][0] == least:
             break
     arena, found_by, offsets = min(found, key=itemgetter(0))
-    searched = smallest_arena(boxes, arena, SEARCH_WORK * effort) if effort and arena > least else None
+    searched = smallest_arena(boxes, arena, TUNING.looks * effort) if effort and arena > least else None
     return (offsets, found_by) if searched is None else (searched, "search")

@@ -2,8 +2,7 @@
 
     original, lpmf                       ->  the lower
       -> minimum cut at the peak         ->  proven there, or a bound
-      -> search in windows around it     ->  lower; cut again
-      -> search everywhere               ->  lower, or proven
+      -> search in windows around it     ->  lower; cut again; proven, where the last is the whole graph
 
 Everything is counted, nothing timed: the same problem and effort give the same order on every rank. torch's other two
 simple orders (breadth first, depth first), greedy descents in both directions, and splits of the order where a cut says
@@ -29,6 +28,7 @@ down or the work is used up; the last of them is the whole graph.
 """
 
 import heapq
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
@@ -37,6 +37,7 @@ from overlap_sched.errors import OptionsError, VerificationError
 from overlap_sched.judge.validate import launch_violation, memory_profile, violation
 from overlap_sched.peak_memory.cut import least_live
 from overlap_sched.peak_memory.memory_graph import MemoryGraph, Walk, lead_with_inputs, memory_graph_of
+from overlap_sched.peak_memory.tuning import TUNING
 from overlap_sched.problem import Order, Problem
 from overlap_sched.problem.precedence import Preserve
 
@@ -95,22 +96,16 @@ def lpmf(graph: MemoryGraph) -> list[int]:
     return order
 
 
-LONGEST_CHAIN = 16
-
-
 class SearchResult(NamedTuple):
     """What a search found: an order of the window, that there is none under the limit, or neither.
 
     Attributes:
         answer: See above. order: the whole order, with that of the window, where found.
-        refused_bytes: The lowest step that was above the limit: where there is no order under the limit, there is
-            none under this either (every search with a limit between would have gone the same way).
         steps: Steps and undos of the walk.
     """
 
     answer: Literal["found", "none", "gave up"]
     order: list[int]
-    refused_bytes: int
     steps: int
 
 
@@ -127,7 +122,7 @@ def search(graph: MemoryGraph, order: Sequence[int], begin: int, end: int, limit
     """
     dive = _DepthFirst(Walk(graph, order[:begin]), order[begin:end], limit)
     answer = dive.answer(most_steps)
-    return SearchResult(answer, [*order[:begin], *dive.path, *order[end:]], dive.refused, dive.walk.steps)
+    return SearchResult(answer, [*order[:begin], *dive.path, *order[end:]], dive.walk.steps)
 
 
 class _DepthFirst:
@@ -138,7 +133,6 @@ class _DepthFirst:
         self.place = {v: at for at, v in enumerate(window)}
         self.path: list[int] = []
         self.mask = 0
-        self.refused = 2**62
 
     def run(self, v: int) -> list[int]:
         touched = self.walk.run(v)
@@ -176,12 +170,7 @@ class _DepthFirst:
         return self.walk.net[v], self.place[v]
 
     def fits(self, v: int) -> bool:
-        if v not in self.place:
-            return False
-        step = self.walk.live_bytes + self.walk.rise[v]
-        if step > self.limit:
-            self.refused = min(self.refused, step)
-        return step <= self.limit
+        return v in self.place and self.walk.live_bytes + self.walk.rise[v] <= self.limit
 
     def down(self, touched: Sequence[int]) -> None:
         """Run what is safe, and safe chains, until there are none; ``touched``: what may have become safe."""
@@ -199,7 +188,7 @@ class _DepthFirst:
     def chain(self, start: int) -> bool:
         """Follow nodes that become ready one by one; stay at the end if it is no higher than here, else come back."""
         walk, base, length, v = self.walk, self.walk.live_bytes, len(self.path), start
-        while self.fits(v) and len(self.path) - length < LONGEST_CHAIN:
+        while self.fits(v):
             self.run(v)
             if walk.live_bytes <= base:
                 return True
@@ -211,13 +200,9 @@ class _DepthFirst:
         return False
 
 
-SHORTEST_WINDOW, STEPS_PER_WINDOW = 16, 8_000
-"""Nodes; steps of the walk: a search that needs more seldom ends."""
-
-
 def lower_to(
     graph: MemoryGraph, best: Incumbent, goal_bytes: int, steps: int, any_lower: bool = False
-) -> tuple[Incumbent, int]:
+) -> tuple[Incumbent, bool]:
     """Bring the peak down window by window, moving only what lies near steps above the goal.
 
     Args:
@@ -228,21 +213,24 @@ def lower_to(
         any_lower: Whether any lower peak of a window is taken, or only what meets the goal.
 
     Returns:
-        The order, above the goal where no window was large enough or the steps ran out; and the steps left.
+        The order, above the goal where no window was large enough or the steps ran out; and whether it is proven that
+        the whole graph has no order within the last limit.
     """
-    length, n = SHORTEST_WINDOW, len(best.order)
+    n = len(best.order)
+    length = shortest = math.isqrt(n)
     while best.peak_bytes > goal_bytes and best.peak_node >= 0 and steps > 0:
         begin, end = window_at_peak(graph, best, length)
-        limit = best.peak_bytes - 1 if any_lower else goal_bytes
-        result = search(graph, best.order, begin, end, limit, min(STEPS_PER_WINDOW, steps))
+        limit, whole = best.peak_bytes - 1 if any_lower else goal_bytes, end - begin == n
+        most = steps if whole and any_lower else min(TUNING.window_steps, steps)
+        result = search(graph, best.order, begin, end, limit, most)
         steps -= result.steps
         if result.answer == "found":
-            best, length = judged(graph, result.order), SHORTEST_WINDOW
-        elif end - begin >= n:
-            break
+            best, length = judged(graph, result.order), shortest
+        elif whole:
+            return best, result.answer == "none"
         else:
             length *= 2
-    return best, steps
+    return best, False
 
 
 def window_at_peak(graph: MemoryGraph, best: Incumbent, length: int) -> tuple[int, int]:
@@ -257,34 +245,6 @@ def window_at_peak(graph: MemoryGraph, best: Incumbent, length: int) -> tuple[in
     return begin, end
 
 
-def search_everywhere(graph: MemoryGraph, best: Incumbent, bound_bytes: int, steps: int) -> tuple[Incumbent, int]:
-    """Search the whole graph for ever lower peaks: at the bound, which rises as it is refuted; halfway; below the peak.
-
-    Returns:
-        The best order; a lower bound on every peak, equal to its peak where the search came to an end.
-    """
-    hopeless = 0
-    while best.peak_bytes > bound_bytes and best.peak_node >= 0 and steps > 0 and hopeless < 3:
-        peak = best.peak_bytes
-        limit = (bound_bytes, (bound_bytes + peak) // 2, peak - 1)[hopeless]
-        result = search(graph, best.order, 0, len(best.order), limit, max(steps // 2, 1))
-        steps -= result.steps
-        if result.answer == "found":
-            best = judged(graph, result.order)
-        elif result.answer == "none":
-            bound_bytes = min(result.refused_bytes, peak)
-        else:
-            hopeless += 1
-    return best, bound_bytes
-
-
-ARCS, STEPS = 1_000_000, 20_000
-"""A unit of effort: arcs looked at in cuts, steps of each kind of search."""
-
-LARGE, CLOSE = 2_000, 1e-6
-"""Graphs of more nodes are not searched for less than this share of the peak: a few bytes would cost seconds."""
-
-
 @dataclass(frozen=True)
 class MemoryPlan:
     """An order with a low peak, checked by the validator.
@@ -294,7 +254,7 @@ class MemoryPlan:
         order: Node ids in the order to run; the original one where no lower peak was found.
         original_bytes, peak_bytes: Peak of the original order and of ``order``.
         bound_bytes: No order's peak is lower.
-        found_by: What found the order: ``original``, ``lpmf``, ``windows``, ``search`` or ``cp-sat``.
+        found_by: What found the order: ``original``, ``lpmf``, ``windows`` or ``cp-sat``.
     """
 
     problem: Problem
@@ -337,17 +297,12 @@ def best_order(problem: Problem, preserve_collective_order: Preserve = "none", e
     original_bytes = max(memory_profile(problem, problem.original_order))
     found = {"original": judged(graph, graph.rest), "lpmf": judged(graph, lpmf(graph))}
     best = min(found.values(), key=lambda one: one.peak_bytes)
-    steps, arcs = STEPS * 2**effort // 2 if effort else 0, ARCS * 2**effort // 2
-    at_end, arcs = least_live(graph, len(problem.nodes) - 1, arcs)
-    bound, arcs = least_live(graph, best.peak_node, arcs)
-    bound = max(bound, at_end)
-    close = CLOSE * best.peak_bytes if len(graph.rest) > LARGE else 0
-    if best.peak_bytes - bound > close:
-        found["windows"], _ = lower_to(graph, best, bound, steps, any_lower=True)
-        best = min(found.values(), key=lambda one: one.peak_bytes)
-        bound = max(bound, least_live(graph, best.peak_node, arcs)[0])
-    if best.peak_bytes - bound > close:
-        found["search"], bound = search_everywhere(graph, best, bound, steps)
+    steps = TUNING.steps * 2**effort // 2 if effort else 0
+    bound = max(least_live(graph, v) for v in (len(problem.nodes) - 1, best.peak_node))
+    if best.peak_bytes > bound:
+        best, proven = lower_to(graph, best, bound, steps, any_lower=True)
+        found["windows"] = best
+        bound = best.peak_bytes if proven else max(bound, least_live(graph, best.peak_node))
     found_by, best = min(found.items(), key=lambda one: one[1].peak_bytes)
     order = lead_with_inputs(graph, best.order)
     if best.peak_bytes >= original_bytes:

@@ -8,8 +8,7 @@ each node all that must run before it. Live while ``v`` runs: what ``D`` has mad
                              node  --inf--> each of its predecessors            D holds these, too
 
 so the least over all orders is known exactly, for one ``v`` at a time, and no order's peak is lower. Only nodes that
-are neither ancestors nor descendants of ``v`` are variables. Maximum flow by Dinic's algorithm (1970), pure Python; a
-flow that is not yet the maximum is a bound, too.
+are neither ancestors nor descendants of ``v`` are variables. Maximum flow by Dinic's algorithm (1970), pure Python.
 """
 
 from itertools import compress, pairwise
@@ -23,17 +22,11 @@ Room = list[dict[int, int]]
 """Per vertex and neighbour, what may still flow there."""
 
 
-def least_live(graph: MemoryGraph, v: int, most_work: int = INF) -> tuple[int, int]:
-    """Bytes that every order has live while a node runs (of no node: at its start or end), and the work left.
-
-    Args:
-        graph: What is ordered.
-        v: The node; -1: none.
-        most_work: So many arcs are looked at; where that is not enough, the bytes may be too few.
-    """
+def least_live(graph: MemoryGraph, v: int) -> int:
+    """Return the bytes that every order has live while a node runs; of -1, no node: at its start or end."""
     at_ends = max(sum(compress(graph.size, live)) for live in (graph.from_start, graph.to_end))
     if v < 0:
-        return at_ends, most_work
+        return at_ends
     sides = dict.fromkeys(find_reachable([v], graph.after.__getitem__) | {v}, SINK)
     sides = dict.fromkeys((*graph.first, *find_reachable([v], graph.before.__getitem__)), SOURCE) | sides
     room: Room = [{}, {}]
@@ -60,8 +53,7 @@ def least_live(graph: MemoryGraph, v: int, most_work: int = INF) -> tuple[int, i
             add_arc(room, start, len(room) - 1, size)
             for at in sorted(users):
                 add_arc(room, len(room) - 1, at, INF)
-    flow, most_work = maximum_flow(room, most_work)
-    return max(at_ends, live + flow), most_work
+    return max(at_ends, live + maximum_flow(room))
 
 
 def add_arc(room: Room, a: int, b: int, capacity: int) -> None:
@@ -70,24 +62,18 @@ def add_arc(room: Room, a: int, b: int, capacity: int) -> None:
     room[b].setdefault(a, 0)
 
 
-def maximum_flow(room: Room, most_work: int = INF) -> tuple[int, int]:
-    """The flow from source to sink when the work is used up, or the maximum; and the work left.
-
-    Args:
-        room: Afterwards what is left of it.
-        most_work: So many arcs are looked at.
-    """
+def maximum_flow(room: Room) -> int:
+    """Return the flow from source to sink; ``room`` is afterwards what is left of it."""
     flow = 0
-    while most_work > 0:
+    while True:
         level, queue = {SOURCE: 0}, [SOURCE]
         for a in queue:  # which grows meanwhile
-            most_work -= len(room[a])
             for b, left in room[a].items():
                 if left and b not in level:
                     level[b] = level[a] + 1
                     queue.append(b)
         if SINK not in level:
-            break
+            return flow
         path, arcs = [SOURCE], {a: list(room[a]) for a in queue}
         while path:  # depth first, an arc given up once it leads nowhere
             a = path[-1]
@@ -101,11 +87,9 @@ def maximum_flow(room: Room, most_work: int = INF) -> tuple[int, int]:
                 continue
             while arcs[a] and not (room[a][arcs[a][-1]] and level.get(arcs[a][-1]) == level[a] + 1):
                 arcs[a].pop()
-                most_work -= 1
             if arcs[a]:
                 path.append(arcs[a][-1])
             else:
                 path.pop()
                 if path:
                     arcs[path[-1]].pop()
-    return flow, most_work

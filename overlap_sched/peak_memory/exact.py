@@ -1,8 +1,7 @@
 """The lowest peak, proven, with an integer program: what :func:`overlap_sched.peak_memory.best.best_order` leaves open.
 
     best_order           most graphs end here: proven by a cut or by search
-      -> whole graph     where the program is small enough
-      -> else windows    around the peak, one after another; the bound stays what the cuts and searches proved
+      -> windows         around the peak, longer ones where none is better; in the end the whole graph
 
 The result says *optimal*, or the bound on what is left. Needs the extra ``exact`` only where something is left to do.
 
@@ -38,9 +37,6 @@ from overlap_sched.peak_memory.best import MemoryPlan, best_order, check_order, 
 from overlap_sched.peak_memory.memory_graph import MemoryGraph, Walk, lead_with_inputs, memory_graph_of
 from overlap_sched.problem import Problem
 from overlap_sched.problem.precedence import Preserve, find_reachable
-
-MOST_WHOLE, WINDOW = 120, 48
-"""Nodes: the largest graph that is one program; the length of a window of a larger one."""
 
 
 class _Program:
@@ -189,7 +185,7 @@ def _improved(plan: MemoryPlan, preserve: Preserve, limit_bytes: int, ends_at: f
     inputs = set(graph.first)
     best = judged(graph, [v for v in plan.order if v not in inputs])
     bound, n = plan.bound_bytes, len(graph.rest)
-    length = n if n <= MOST_WHOLE else WINDOW
+    length = math.isqrt(n)
     while best.peak_bytes > max(bound, limit_bytes) and best.peak_node >= 0 and time.perf_counter() < ends_at:
         begin, end = (0, n) if length >= n else window_at_peak(graph, best, length // 2)
         left_s = max(ends_at - time.perf_counter(), 0.01)
@@ -198,7 +194,7 @@ def _improved(plan: MemoryPlan, preserve: Preserve, limit_bytes: int, ends_at: f
             bound = max(bound, min(least, best.peak_bytes))
         if found is not None:
             best = judged(graph, [*best.order[:begin], *found, *best.order[end:]])
-        elif end - begin == n or length > 4 * WINDOW or not ended:
+        elif end - begin == n or not ended:
             break
         else:
             length *= 2

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from overlap_sched.pipeline.action import Action, ActionKind, Item, PipelineSchedule
 from overlap_sched.pipeline.greedy import GreedyRun, PipelinePolicy, ScheduleSearch
 from overlap_sched.pipeline.job import PipelineBlock, PipelineJob, PipelineLink, PipelineStage, Route
-from overlap_sched.pipeline.layout import FOLDED
+from overlap_sched.pipeline.layout import FOLDED, StageLayout
 from overlap_sched.pipeline.replay import PipelineClock, transfer_us
 
 F, B, W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.WEIGHT_GRADIENT
@@ -179,13 +179,16 @@ def try_blocks(search: ScheduleSearch) -> None:
                 search.try_made(make, "repeated blocks")
 
 
-def repeat_block(ranks: int, micro_batches: int, shape: BlockShape) -> PipelineSchedule:
-    """Repeat a block whose passes all take one slot, in the memory that it needs unchanged."""
-    slot, line = PipelineBlock(1.0), tuple(range(2 * ranks))
-    stage = PipelineStage(slot, PipelineBlock(2.0), slot, slot, saved_bytes=1, kept_bytes=1)
-    job = FOLDED.put(PipelineJob("", (stage,) * len(line), line, ranks, (Route(line, range(micro_batches)),)))
-    orders = block_orders(job, shape)
-    most = max(max(accumulate((a.kind is F) - (a.kind is W) for a in order)) for order in orders)
+def repeat_block(
+    ranks: int, micro_batches: int, shape: BlockShape, layout: StageLayout = FOLDED, halves: bool = True
+) -> PipelineSchedule:
+    """Repeat a block whose passes all take one slot, whole backwards two, in the memory that it needs unchanged."""
+    slot, line = PipelineBlock(1.0), tuple(range(layout.count(ranks)))
+    apart = (slot, slot) if halves else ()
+    stage = PipelineStage(slot, PipelineBlock(2.0), *apart, saved_bytes=1, kept_bytes=1)
+    job = layout.put(PipelineJob("", (stage,) * len(line), line, ranks, (Route(line, range(micro_batches)),)))
+    orders, last = block_orders(job, shape), W if halves else B
+    most = max(max(accumulate((a.kind is F) - (a.kind is last) for a in order)) for order in orders)
     job = replace(job, memory_limit_bytes=(most,) * ranks)
     clock = PipelineClock(job)
     made = [block_schedule(job, orders, reserve=reserve, steady=steady) for reserve, steady in WAYS]

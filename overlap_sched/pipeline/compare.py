@@ -16,7 +16,7 @@ from overlap_sched.pipeline.layout import Cut
 from overlap_sched.pipeline.named import NAMED, NamedSchedule, cut_for, interleaved_in, lay_out_named
 from overlap_sched.pipeline.replay import PipelineReplay, RankPeak, inside_us, pipeline_peaks, replay_pipeline
 
-INTERLEAVED = "interleaved"
+INTERLEAVED = "interleaved", "interleaved-zb"
 FEW = 4
 """Stages per rank, where no number of them joins equally many neighbours to each."""
 
@@ -70,7 +70,9 @@ class PlannedPipeline:
 
 def named_schedules(job: PipelineJob) -> tuple[NamedSchedule, ...]:
     """All that a job may be asked for: with so many stages per rank as its stages can be joined to, interleaved."""
-    return (*NAMED[:2], *map(interleaved_in, stages_per_rank(job)), *NAMED[2:])
+    dealt = [interleaved_in(v, zero) for zero in (False, True) for v in stages_per_rank(job)]
+    folded = [one for one in NAMED[2:] if one.name != "waves" or one.layout.count(job.ranks) <= len(job.stages)]
+    return (*NAMED[:2], *dealt, *folded)
 
 
 def stages_per_rank(job: PipelineJob) -> list[int]:
@@ -88,12 +90,12 @@ def named(name: str) -> NamedSchedule:
     """
     found = next((one for one in NAMED if one.name == name), None)
     what, _, chunks = name.partition(":")
-    if found is None and what == INTERLEAVED and chunks.isdecimal() and 1 <= len(chunks) <= 4 and int(chunks) > 0:
-        return interleaved_in(int(chunks))
+    if found is None and what in INTERLEAVED and chunks.isdecimal() and 1 <= len(chunks) <= 4 and int(chunks) > 0:
+        return interleaved_in(int(chunks), what == INTERLEAVED[1])
     if found is None:
-        known = ", ".join(one.name for one in NAMED)
+        known, dealt = ", ".join(one.name for one in NAMED), ", ".join(f"{one}:V" for one in INTERLEAVED)
         raise PipelineError(
-            f"{name[:40]!r} is no schedule. Give some of {known}, and {INTERLEAVED}:V with V stages per rank."
+            f"{name[:40]!r} is no schedule. Give some of {known}, and {dealt} with V stages per rank."
             f"{close_to(name.lower(), [one.name for one in NAMED])}"
         )
     return found

@@ -106,7 +106,9 @@ class _Cutter:
         self._halves = any(unit.splits for unit in self._units)
         self._scale = least_part(job)
         self._need = cache(self._need_of)
-        self._exact = layout.chunks == 1 if layout.kind == "looped" else self._count <= MOST_UNITS
+        self._exact = (
+            layout.chunks == 1 if layout.kind == "looped" else self._count <= MOST_UNITS and layout.chunks <= 2
+        )
 
     def best(self) -> Cut | None:
         """The best cut, if any fits."""

@@ -20,19 +20,32 @@ runs one at a time; F precedes the D of its micro-batch, so that after the last 
 is still to come.
 
 Within memory limits also, with h the least time from the start of a stage's F to the end of its D, by way of the last
-stage, in which what it saves is live, and K how often that fits beside what is static and its F's transient::
+stage, in which what it saves is live, and K how often that fits beside what is static, and either the transient of its
+F or D, or the gradient that D receives::
 
-    step >= (e) per stage: head(s) + h x micro-batches / K, rounded up + tail(s)
+    step >= (e) per stage: the least start of its last F + h + tail(s)
             (f) per rank: least head + bytes x least time that they are live, of all its stages / its room
 
-Of K + 1 micro-batches that follow each other the last begins when one of the others has ended, h behind the first.
+In (e) an F begins with n <= K micro-batches in flight, when the D of the n-th before it has ended, h behind its F, and
+the W of that as many further back as there is room for what is kept. A rank has little to run before the first D of
+stage s begins, and after the last F of it::
+
+             head + h - D                                                      h + tail
+    rank    |......F F F F..........|D  what is not before and not behind |F ...............D ...|
+             before: no more F than there is room for                      behind: D and W of what is live
+
+    step >= (g) head(s) + h - D + F and T of all that is not before
+            (h) least head + F and T of all that is not behind + h + tail(s)
+            (i) where micro-batches are more than K: head(s) + h - D + all that is neither + h + tail(s)
+
+The most that there is room for, before and behind, is that of the best mix of micro-batches, each as far as it may be.
 """
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from graphlib import CycleError, TopologicalSorter
-from itertools import accumulate, pairwise
-from math import inf
+from itertools import accumulate, chain, combinations, pairwise
+from math import gcd, inf
 from typing import NamedTuple, TypeAlias
 
 from overlap_sched.pipeline.action import BACKWARDS, UPDATES, Action, ActionKind, Pair, PipelineSchedule, parts
@@ -40,6 +53,9 @@ from overlap_sched.pipeline.job import PipelineBlock, PipelineJob
 
 Event: TypeAlias = tuple[int, int] | Action
 """``(rank, position)`` of an item; the action that made what is sent, of a transfer."""
+
+_Held: TypeAlias = tuple[int, float]
+"""Bytes that a micro-batch holds on a rank, and microseconds that it has run there, or has yet to."""
 
 Events: TypeAlias = dict[Event, tuple[float, list[Event]]]
 """Per event what it takes, in microseconds, and what it waits for."""
@@ -188,9 +204,12 @@ def _deadlock(job: PipelineJob, schedule: PipelineSchedule) -> str | None:
     return f"ranks wait for each other: {' before '.join(names)}"
 
 
-def pipeline_bound_us(job: PipelineJob) -> float:
-    """The bound in any memory, in microseconds; linear in stages, quadratic in the stages of one rank."""
-    ways, bounds = _ways(job), list[float]()
+def pipeline_bound_us(job: PipelineJob, own: bool = False) -> float:
+    """The bound in any memory, in microseconds; linear in stages, quadratic in the stages of one rank.
+
+    ``own``: of the longest rank from its first action to its last, not of the step.
+    """
+    ways, bounds = _ways(job, own), list[float]()
     for s, way in ways.items():
         one_us, count = job.stages[s].forward.time_us + job.stages[s].down_us, len(job.route_of[s].micro_batches)
         bounds.append(way.head_us + max(one_us, count * (one_us - _saved_us(job, s, [s], "down_us"))) + way.tail_us)
@@ -214,19 +233,18 @@ def pipeline_bound_us(job: PipelineJob) -> float:
     return max(bounds)
 
 
-def limited_bound_us(job: PipelineJob) -> float:
+def limited_bound_us(job: PipelineJob, own: bool = False) -> float:
     """The bound within the limits; infinite where a rank has no room for one micro-batch of a stage."""
-    bounds, ways = [pipeline_bound_us(job)], _ways(job)
+    bounds, ways = [pipeline_bound_us(job, own)], _ways(job, own)
     for rank, limit in enumerate(job.memory_limit_bytes or ()):
         room, area = limit - job.static_bytes[rank], 0.0
         for s in job.stages_of[rank]:
             stage, count, way, held_us = job.stages[s], len(job.route_of[s].micro_batches), ways[s], ways[s].held_us
-            paired = any(s in both for both in job.pairs)  # then what is transient is another matter
-            free = room - (0 if paired else stage.forward.transient_bytes)
+            paired, free = _paired(job, s), room - _beside_bytes(job, s)
             if free < stage.saved_bytes * (held_us > 0):
                 return inf
-            if stage.saved_bytes and held_us:
-                bounds.append(way.head_us + held_us * -(-count // (free // stage.saved_bytes)) + way.tail_us)
+            if stage.saved_bytes and held_us and count > (most := free // stage.saved_bytes):
+                bounds.append(_in_turn_us(job, s, way, most, room - (0 if paired else stage.forward.transient_bytes)))
             ends = [stage.saved_bytes * (one.time_us - stage.down_us) + _area(one, paired) for one in stage.backs]
             if stage.splits:
                 ends[1] += stage.kept_bytes * _time_us(stage.weight_gradient) + _area(stage.weight_gradient)
@@ -234,7 +252,24 @@ def limited_bound_us(job: PipelineJob) -> float:
         if area:
             head_us = min(ways[s].head_us for s in job.stages_of[rank])
             bounds.append(head_us + (area / room if room > 0 else inf))
+        bounds += _filled_us(job, ways, rank, room)
     return max(bounds)
+
+
+def _paired(job: PipelineJob, s: int) -> bool:
+    """Tell whether pairs have transient bytes of their own, so that those of a stage say nothing."""
+    return any(s in both for both in job.pairs)
+
+
+def _beside_bytes(job: PipelineJob, s: int) -> int:
+    """The least bytes that are live beside what a stage saves when its F begins, and until a D does."""
+    stage, after = job.stages[s], job.after[s]
+    found = [0 if _paired(job, s) else stage.forward.transient_bytes]
+    if not job.pairs and job.pair_factor >= 1.0:  # else an F may begin with a D
+        found.append(min(block.transient_bytes if block.time_us else 0 for block in stage.backs))
+        if after is not None and _transfer_us(job, after, s, job.stages[after].backs):
+            found.append(min(block.output_bytes for block in job.stages[after].backs))
+    return max(found)
 
 
 def _area(block: PipelineBlock | None, paired: bool = False) -> float:
@@ -254,7 +289,8 @@ class _StageWays(NamedTuple):
     held_us: float
 
 
-def _ways(job: PipelineJob) -> dict[int, _StageWays]:
+def _ways(job: PipelineJob, own: bool) -> dict[int, _StageWays]:
+    """``own``: without what comes before a rank's first action or behind its last."""
     found: dict[int, _StageWays] = {}
     for route in job.routes:
         first = job.stages[route.stages[0]]
@@ -267,7 +303,8 @@ def _ways(job: PipelineJob) -> dict[int, _StageWays]:
         last = job.stages[route.stages[-1]]
         for s, head_us, way_us in zip(route.stages, heads, backs, strict=True):
             held_us = heads[-1] - head_us + backs[-1] - way_us + last.forward.time_us + last.down_us
-            found[s] = _StageWays(head_us, way_us + tail_us, way_us, held_us)
+            around = (0.0, 0.0, 0.0) if own else (head_us, way_us + tail_us, way_us)
+            found[s] = _StageWays(*around, held_us)
     return found
 
 
@@ -279,6 +316,97 @@ def _saved_us(job: PipelineJob, ahead: int, stages: Sequence[int], counted: str)
         together = job.pair_factor * (one + other) if known is None else known.time_us
         most = max(most, one + getattr(job.stages[back], counted) - max(one, other, together))
     return most
+
+
+def _filled_us(job: PipelineJob, ways: dict[int, _StageWays], rank: int, room: int) -> Iterator[float]:
+    """Yield (g) and (h) of each stage of a rank."""
+    head_us = min(ways[s].head_us for s in job.stages_of[rank])
+    for route in job.routes:
+        own, count = [s for s in route.stages if job.rank_of[s] == rank], len(route.micro_batches)
+        each = {s: job.stages[s].forward.time_us + job.stages[s].whole_us for s in own}
+        all_us = count * (sum(each.values()) - sum(_saved_us(job, s, job.stages_of[rank], "whole_us") for s in own))
+        for k, s in enumerate(own, 1):
+            stages, way, inner_us = [job.stages[one] for one in own], ways[s], sum(each[one] for one in own[k:])
+            held = list(accumulate((one.saved_bytes for one in stages[:k]), initial=0))
+            ahead = list(accumulate((one.forward.time_us for one in stages[:k]), initial=0.0))
+            back = list(accumulate((one.whole_us for one in stages[:k]), initial=0.0))
+            free = room - _beside_bytes(job, s)
+            most = min(count, free // held[k]) if held[k] else count
+            ways_up = list(zip(held[:k], ahead[:k], strict=True))
+            before_us = _most_us(ways_up, (held[k], ahead[k] + inner_us), free, count, most)
+            waits = [(one.kept_bytes, max(one.whole_us - one.backs[-1].time_us, 0.0)) for one in stages]
+            ways_left = [
+                (held[j] + sum(size for size, _ in some), back[j] + sum(us for _, us in some))
+                for j in range(k)
+                for some in chain.from_iterable(combinations(waits[j:], n) for n in range(len(own) - j + 1))
+            ]
+            left_us = _most_us(ways_left, (held[k], back[k] + inner_us), room - held[k], count - 1, most - 1)
+            until_us = all_us - sum(each.values()) + ahead[k - 1] - left_us  # before the last F of s begins
+            from_us, end_us = way.head_us + way.held_us - job.stages[s].down_us, way.held_us + way.tail_us
+            yield from_us + all_us - before_us
+            yield head_us + until_us + end_us
+            if count > most:
+                yield from_us + max(until_us - before_us, 0.0) + end_us
+
+
+def _most_us(ways: Sequence[_Held], full: _Held, room: int, count: int, most: int) -> float:
+    """The most time of so many micro-batches within some bytes, each in one of these ways or in the full one.
+
+    At most ``most`` are in the full one; those that are in others may be parts of some.
+    """
+    unit = gcd(*(size for size, _ in ways)) or 1
+    return max(
+        n * full[1] + _shared_us(ways, (room - n * full[0]) // unit * unit, count - n) for n in range(max(most, 0) + 1)
+    )
+
+
+def _shared_us(ways: Sequence[_Held], room: int, count: int) -> float:
+    if not count or room < 0:
+        return 0.0
+    each = room / count
+    less, more = ([one for one in ways if (one[0] <= each) == small] for small in (True, False))
+    best = max((us for _, us in less), default=0.0)
+    for size, us in less:
+        best = max([best, *(us + (other - us) * (each - size) / (bigger - size) for bigger, other in more)])
+    return count * best
+
+
+def _in_turn_us(job: PipelineJob, s: int, way: _StageWays, most: int, room: int) -> float:
+    """Return (e): the least start of each F of a stage, one after the other, and the end of what is left then.
+
+    Args:
+        job: The job.
+        s: The stage.
+        way: Its ways.
+        most: Micro-batches that it may have in flight.
+        room: For them and for weight gradients that wait, when an F begins.
+    """
+    stage, count = job.stages[s], len(job.route_of[s].micro_batches)
+    f_us, d_us, w_us = stage.forward.time_us, stage.down_us, stage.whole_us - stage.down_us
+    alone, begins = job.pair_factor >= 1.0 and not job.pairs, list[float]()
+
+    def begin_us(k: int, down: int, over: int) -> float:
+        """The least start of an F behind so many D and so many W."""
+        us = begins[-1] + f_us if k else way.head_us
+        if down:
+            us = max(us, begins[down - 1] + way.held_us)
+            run_us = max(k - most, 0) * f_us + down * d_us + over * w_us
+            us = max(us, way.head_us + way.held_us - d_us + run_us) if alone else us
+        return max(us, begins[over - 1] + way.held_us + w_us) if over else us
+
+    for k in range(count):
+        behind = list[tuple[int, int]]()
+        for n in range(1, min(most, k + 1) + 1):  # in flight
+            waits = (room - n * stage.saved_bytes) // stage.kept_bytes if stage.kept_bytes else k
+            behind.append((k + 1 - n, max(k + 1 - n - waits, 0)))
+        if k < count - 1:
+            begins.append(min(begin_us(k, *both) for both in behind))
+    last_us = way.held_us + way.tail_us
+    return min(
+        begin_us(k, down, over) + max(last_us, (f_us + (k + 1 - down) * d_us + (k + 1 - over) * w_us) * alone)
+        for down, least in behind
+        for over in range(least, down + 1)
+    )
 
 
 def _time_us(block: PipelineBlock | None) -> float:

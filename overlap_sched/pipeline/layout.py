@@ -19,8 +19,9 @@ class StageLayout(NamedTuple):
 
     Attributes:
         kind: ``looped``: stage s on rank ``s % ranks``. ``folded``: down the ranks and up again, stages r and
-            ``2 * ranks - 1 - r`` on rank r. ``mirrored``: stage r on rank r and, with the layers of stage k, stage
-            ``ranks + k`` on rank ``ranks - 1 - k``; the first direction has half of the micro-batches, or one more.
+            ``2 * ranks - 1 - r`` on rank r, with more chunks again. ``mirrored``: stage r on rank r and, with the
+            layers of stage k, stage ``ranks + k`` on rank ``ranks - 1 - k``; the first direction has half of the
+            micro-batches, or one more.
         chunks: Stages per rank that neighbours are joined to.
     """
 
@@ -30,8 +31,9 @@ class StageLayout(NamedTuple):
     def __str__(self) -> str:
         if self.kind == "looped":
             return "one stage per rank" if self.chunks == 1 else f"{self.chunks} stages per rank"
-        folded = self.kind == "folded"
-        return "two stages per rank, down and up again" if folded else "one stage per rank in two directions"
+        if self.kind == "mirrored":
+            return "one stage per rank in two directions"
+        return f"{'two' if self.chunks == 2 else self.chunks} stages per rank, down and up again"
 
     def count(self, ranks: int) -> int:
         """The number of stages that neighbours are joined to."""
@@ -41,7 +43,9 @@ class StageLayout(NamedTuple):
         """The stages of a rank, in the order of forward; in two directions that of the first one, then of the other."""
         if self.kind == "looped":
             return tuple(range(rank, self.count(ranks), ranks))
-        return rank, self.count(ranks) - 1 - rank
+        if self.kind == "mirrored":
+            return rank, ranks - 1 - rank
+        return tuple(k * ranks + (ranks - 1 - rank if k % 2 else rank) for k in range(self.chunks))
 
     def put(self, job: PipelineJob, cut: Cut | None = None) -> PipelineJob:
         """Lay out a job.
@@ -63,7 +67,7 @@ class StageLayout(NamedTuple):
         units = [job.routes[0].stages[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
         stages, pairs = tuple(_join([job.stages[unit] for unit in own]) for own in units), _joined_pairs(job, units)
         routes: tuple[Route, ...] = (Route(line, batches),)
-        places = (*range(job.ranks), *reversed(range(job.ranks)))
+        places = (*range(job.ranks), *reversed(range(job.ranks))) * max(self.chunks // 2, 1)
         if self.kind == "looped":
             places = tuple(s % job.ranks for s in line)
         elif self.kind == "mirrored":
@@ -76,6 +80,7 @@ class StageLayout(NamedTuple):
 
 
 ONE_EACH, FOLDED, MIRRORED = StageLayout("looped"), StageLayout("folded", 2), StageLayout("mirrored")
+TWO_WAVES = StageLayout("folded", 4)
 
 
 def _joined_pairs(job: PipelineJob, units: list[tuple[int, ...]]) -> dict[tuple[int, int], PipelineBlock]:

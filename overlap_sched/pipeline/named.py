@@ -20,7 +20,7 @@ from overlap_sched.pipeline.action import (
 from overlap_sched.pipeline.blocks import BlockShape, repeat_block
 from overlap_sched.pipeline.cuts import best_cut
 from overlap_sched.pipeline.job import PipelineJob
-from overlap_sched.pipeline.layout import FOLDED, MIRRORED, ONE_EACH, Cut, StageLayout
+from overlap_sched.pipeline.layout import FOLDED, MIRRORED, ONE_EACH, TWO_WAVES, Cut, StageLayout
 from overlap_sched.pipeline.replay import with_updates
 
 
@@ -56,29 +56,41 @@ def one_f_one_b(ranks: int, micro_batches: int) -> PipelineSchedule:
     arXiv 2104.04473, section 2.2.1 (PipeDream-Flush). Bubble per rank (p - 1)(F + B); activations of ``p - r``
     micro-batches at the peak of rank r.
     """
-    return replace(interleaved(ranks, 1, micro_batches), name="1f1b")
+    return replace(interleaved(ranks, 1, micro_batches, each=1), name="1f1b")
 
 
 def zb_h1(ranks: int, micro_batches: int) -> PipelineSchedule:
     """1F1B with backward in two halves; rank r runs a weight gradient r micro-batches after its input gradient.
 
-    Source: Qi et al. 2023, "Zero Bubble Pipeline Parallelism", arXiv 2401.10241, section 2.1 and table 2 (the order
-    is that of torch's ``ScheduleInterleavedZeroBubble`` with one stage per rank). With F = I = W the bubble is (p -
-    1)(F + I - W); what p micro-batches hold at the peak of every rank, as in rank 0 of 1F1B, if I frees nothing.
+    Source: Qi et al. 2023, "Zero Bubble Pipeline Parallelism", arXiv 2401.10241, section 2.1 and table 2. With F = I =
+    W the bubble is (p - 1)(F + I - W); what p micro-batches hold at the peak of every rank, as in rank 0 of 1F1B, if I
+    frees nothing.
+    """
+    return replace(interleaved_zero_bubble(ranks, 1, micro_batches), name="zb-h1")
+
+
+def interleaved_zero_bubble(ranks: int, chunks: int, micro_batches: int) -> PipelineSchedule:
+    """Interleaved 1F1B with backward in two halves, as torch's ``ScheduleInterleavedZeroBubble``; rounds as there.
+
+    Rank r runs a weight gradient r input gradients after its own, and begins with no more forwards than 1F1B, whose
+    order of chunks it has.
     """
     orders = []
     for rank in range(ranks):
-        order = list[Action]()
-        for kind, s, m in one_f_one_b(ranks, micro_batches).actions(rank):
-            order.append(forward(s, m or 0) if kind is ActionKind.FORWARD else input_gradient(s, m or 0))
-            if kind is ActionKind.BACKWARD and (m or 0) >= rank:
-                order.append(weight_gradient(s, (m or 0) - rank))
-        late = range(max(micro_batches - rank, 0), micro_batches)
-        orders.append((*order, *(weight_gradient(rank, m) for m in late)))
-    return PipelineSchedule("zb-h1", tuple(orders))
+        order, waiting = list[Action](), deque[Action]()
+        for action in interleaved(ranks, chunks, micro_batches, each=1).actions(rank):
+            if action.kind is ActionKind.FORWARD:
+                order.append(action)
+                continue
+            order.append(action._replace(kind=ActionKind.INPUT_GRADIENT))
+            waiting.append(action._replace(kind=ActionKind.WEIGHT_GRADIENT))
+            if len(waiting) > rank:
+                order.append(waiting.popleft())
+        orders.append((*order, *waiting))
+    return PipelineSchedule("interleaved-zb", tuple(orders))
 
 
-def interleaved(ranks: int, chunks: int, micro_batches: int) -> PipelineSchedule:
+def interleaved(ranks: int, chunks: int, micro_batches: int, each: int = 2) -> PipelineSchedule:
     """1F1B over p micro-batches of one chunk, then of the next, ...; with one chunk it is 1F1B.
 
     Where micro-batches are no multiple of the ranks, but of the ``m // p`` rounds, a round has ``m / (m // p)``, as in
@@ -86,9 +98,9 @@ def interleaved(ranks: int, chunks: int, micro_batches: int) -> PipelineSchedule
 
     Source: Narayanan et al. 2021, arXiv 2104.04473, section 2.2.2 (figure 4, below). With F and B of a rank's whole
     share the bubble is (p - 1)(F + B) / v for v chunks, where micro-batches are a multiple of the ranks; activations
-    of ``(v - 1) p + 2 (p - 1 - r) + 1`` chunks at the peak of rank r.
+    of ``(v - 1) p + 2 (p - 1 - r) + 1`` chunks at the peak of rank r: ``each`` times as many forwards in front.
     """
-    rounds, each = max(micro_batches // ranks, 1), 1 if chunks == 1 else 2
+    rounds = max(micro_batches // ranks, 1)
     size = ranks if micro_batches % rounds else micro_batches // rounds
     firsts = range(0, micro_batches, size)
     turns = [(c, m) for first in firsts for c in range(chunks) for m in range(first, first + size)]
@@ -162,6 +174,17 @@ def v_half(ranks: int, micro_batches: int) -> PipelineSchedule:
 def v_zb(ranks: int, micro_batches: int) -> PipelineSchedule:
     """As :func:`v_min`, with the block V-ZB: as much as 1F1B; :func:`zbv` is its twin that was made by hand."""
     return replace(repeat_block(ranks, micro_batches, BlockShape((3, 1), (3, 1))), name="v-zb")
+
+
+def waves(ranks: int, micro_batches: int) -> PipelineSchedule:
+    """Two waves: four stages per rank, down the ranks and up again, twice; backward is whole.
+
+    Source: Liu et al. 2023, "Hanayo: Harnessing Wave-like Pipeline Parallelism", arXiv 2308.15762. Made as
+    :func:`v_min` is, with a block whose passes down have gaps for those up. With B = 2F a bubble of (p - 1)(F + B) of
+    one stage, where micro-batches are many enough.
+    """
+    made = repeat_block(ranks, micro_batches, BlockShape((1, 0), (1, 0)), TWO_WAVES, halves=False)
+    return replace(made, name="waves")
 
 
 def dual_pipe(ranks: int, micro_batches: int) -> PipelineSchedule:
@@ -260,10 +283,16 @@ class NamedSchedule:
     halves: bool = False
 
 
-def interleaved_in(chunks: int) -> NamedSchedule:
-    """Interleaved 1F1B with so many stages per rank."""
+def interleaved_in(chunks: int, zero_bubble: bool = False) -> NamedSchedule:
+    """Interleaved 1F1B with so many stages per rank, or interleaved zero bubble."""
     layout = StageLayout("looped", chunks)
-    return NamedSchedule(f"interleaved:{chunks}", layout, lambda ranks, batches: interleaved(ranks, chunks, batches))
+
+    def make(ranks: int, micro_batches: int) -> PipelineSchedule:
+        if zero_bubble:
+            return interleaved_zero_bubble(ranks, chunks, micro_batches)
+        return interleaved(ranks, chunks, micro_batches, each=min(chunks, 2))
+
+    return NamedSchedule(f"interleaved{'-zb' * zero_bubble}:{chunks}", layout, make, halves=zero_bubble)
 
 
 NAMED = (
@@ -274,6 +303,7 @@ NAMED = (
     NamedSchedule("v-min", FOLDED, v_min, halves=True),
     NamedSchedule("v-half", FOLDED, v_half, halves=True),
     NamedSchedule("v-zb", FOLDED, v_zb, halves=True),
+    NamedSchedule("waves", TWO_WAVES, waves),
     NamedSchedule("dualpipe", MIRRORED, dual_pipe, halves=True),
     NamedSchedule("dualpipev", FOLDED, dual_pipe_v, halves=True),
 )

@@ -141,13 +141,17 @@ class PipelineReplay:
         return sum(self.bubble_us) / whole if whole else 0.0
 
     @property
+    def spans_us(self) -> tuple[float, ...]:
+        """Per rank, from the start of its first item to the end of its last."""
+        return tuple(max(run.end_us for run in own) - own[0].start_us for own in self.items)
+
+    @property
     def own_bubble(self) -> float:
         """The idle part of the rank that takes longest from its first item to its last, 0 to 1.
 
         The measure of Qi et al. 2023, arXiv 2401.10241: no rank waits for the first or the last one.
         """
-        spans = [max(run.end_us for run in own) - own[0].start_us for own in self.items]
-        whole, busy_us = max(zip(spans, self.busy_us, strict=True), key=lambda one: one[0])
+        whole, busy_us = max(zip(self.spans_us, self.busy_us, strict=True), key=lambda one: one[0])
         return max(1.0 - busy_us / whole, 0.0) if whole else 0.0
 
 
@@ -162,6 +166,7 @@ class PipelineClock:
     A token is an input of an item: of an action the output of another stage, of a step the reduction of its gradients.
 
     Attributes:
+        own: It says how long the rank takes that takes longest from its first item to its last, not the step.
         items: By number. time_us: What each takes.
         needs: By item, the tokens that it needs.
         start_us, end_us: By item, of the schedule that was timed last, as are all of these:
@@ -169,8 +174,8 @@ class PipelineClock:
         ran: Items in an order in which each comes behind what it needs.
     """
 
-    def __init__(self, job: PipelineJob) -> None:
-        self.job, self.items, self.number = job, list[Item](), dict[Item, int]()
+    def __init__(self, job: PipelineJob, own: bool = False) -> None:
+        self.own, self.job, self.items, self.number = own, job, list[Item](), dict[Item, int]()
         self.time_us, self.needs, self.ran = list[float](), list[list[int]](), list[int]()
         self._tokens, self._streams, self._reduces = dict[Action, int](), dict[tuple[int, int], int](), list[bool]()
         self._makes: list[list[tuple[int, int, float, Action]]] = []  # per item: token, stream, time of transfer, maker
@@ -258,7 +263,13 @@ class PipelineClock:
                     continue
                 break
             at[rank], clock[rank] = k, now
-        return max([*clock, *reduced, *free]) if len(ran) == sum(map(len, orders)) else inf
+        if len(ran) < sum(map(len, orders)):
+            return inf
+        return max(map(self.span_us, orders)) if self.own else max([*clock, *reduced, *free])
+
+    def span_us(self, order: list[int]) -> float:
+        """The time until all items of a rank have ended; where ranks do not wait for each other, from its first."""
+        return max(self.end_us[one] for one in order) - (self.start_us[order[0]] if self.own else 0.0)
 
     def replay(self, schedule: PipelineSchedule) -> PipelineReplay:
         """Time a schedule; raises as :func:`replay_pipeline`."""

@@ -34,7 +34,6 @@ it shows in what waits allocate and use, never in the code that counts.
 import graphlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
@@ -173,13 +172,6 @@ class Problem:
     def original_order(self) -> Order:
         """The identity: nodes are listed in their original order."""
         return tuple(range(len(self.nodes)))
-
-    def with_times(self, factors: Sequence[float]) -> "Problem":
-        """The same with each node's time multiplied; finite factors of 0 or more are not checked."""
-        made = copy(self)  # nothing else changes: what has been derived stays
-        times = zip(self.nodes, factors, strict=True)
-        object.__setattr__(made, "nodes", tuple(node._replace(time_us=node.time_us * by) for node, by in times))
-        return made
 
     def with_comm_scale(self, factor: float) -> "Problem":
         """The same with the time of each collective multiplied by a factor of 0 or more."""

@@ -209,7 +209,7 @@ MOST_RANKS = 16
 
 def found_line(found: FoundPipeline) -> str:
     """Say what was found, and how far it is from the best that there may be."""
-    us = found.plan.replay.step_us
+    us = found.aim_us
     if found.proved:
         end = "No schedule of the layouts and cuts that were tried is shorter within the limits, by 0.1 % or more."
     else:

@@ -251,9 +251,9 @@ class _Interleaver:
         return True
 
     def _refuse(self, v: NodeId) -> None:
-        """Try others; after a few of them the reference order has its way."""
+        """The reference order has its way."""
         self.refused.append(v)
-        if self.memory is not None and (len(self.refused) >= TUNING.refused_nodes or not (self.at_hand or self.ready)):
+        if self.memory is not None:
             self._run(self.memory.order[self.memory.first])
             self._return_refused()
 

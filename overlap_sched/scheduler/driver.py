@@ -35,6 +35,7 @@ from overlap_sched.judge.validate import (
 )
 from overlap_sched.options import Options, headroom_bytes, options_given
 from overlap_sched.problem import NodeId, Order, Problem
+from overlap_sched.problem.contention import NO_CONTENTION
 from overlap_sched.problem.pins import pin_pairs, pinned
 from overlap_sched.problem.precedence import by_key
 from overlap_sched.scheduler.beam_search import search_small
@@ -134,8 +135,18 @@ def relink_far_from_bound(task: Task, reference: Reference, best: Candidate) -> 
     return relink(task, reference, best)
 
 
+def without_contention(task: Task, reference: Reference, best: Candidate) -> Candidate:
+    """The stage: under contention, what is found for the same graph without it: searches see further there."""
+    if not task.problem.contention:
+        return best
+    plain = replace(task, problem=replace(task.problem, contention=NO_CONTENTION))
+    found = ALL.run(plain, plain.reference(reference.order), plain.measured(best.order))
+    return best.or_better(task.remeasured(found, found.order), found.work)
+
+
 ALL = Stages(
     (
+        Stage("without contention", "contention: what is found for the graph without it", without_contention),
         Stage("first run", "a list scheduler that hides what it can", first_run),
         Stage("chains", "several long chains: runs from an order that goes from one to the other", of_chains),
         Stage("second runs", "which policy suits a graph is known only afterwards", more_runs),
@@ -312,7 +323,7 @@ def _verified(task: Task, before: JudgedOrder, best: Candidate) -> tuple[JudgedO
 
 
 def promise_of(options: Options, base_bytes: int) -> Promise:
-    """What an order is held to that was made with these options; ``base_bytes``: what headroom is counted from."""
+    """Return what an order made with these options is held to; ``base_bytes``: what headroom is counted from."""
     headroom, order = headroom_bytes(options.headroom, base_bytes), options.preserve_collective_order
     return Promise(base_bytes, headroom, options.budget, order, options.concurrent_groups, options.pins)
 

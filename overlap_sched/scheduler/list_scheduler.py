@@ -52,10 +52,6 @@ from overlap_sched.scheduler.ready import ReadyList
 from overlap_sched.scheduler.task import TUNING, Candidate, LaunchKey, Reason, Reference, Refusal, SchedulerRun, Work
 from overlap_sched.simulate.clock import Clock
 
-_FAR, _FARTHER = 40, 160
-"""A collective with more open nodes before it than the first is far from ready; they are counted up to the second, as
-it is far then until the difference has run."""
-
 
 @dataclass(frozen=True)
 class Policy:
@@ -367,13 +363,13 @@ class ListScheduler:
         if self._far_until.get(v, 0) > steps:
             return math.inf
         found, todo = {v}, [v]
-        while todo and len(found) <= _FARTHER:
+        while todo and len(found) <= TUNING.far_nodes[1]:
             for u in before[todo.pop()]:
                 if not has_run[u] and u not in found:
                     found.add(u)
                     todo.append(u)
-        if len(found) > _FAR:
-            self._far_until[v] = steps + len(found) - _FAR
+        if len(found) > TUNING.far_nodes[0]:
+            self._far_until[v] = steps + len(found) - TUNING.far_nodes[0]
             return math.inf
         self._looked += len(found)
         clock_us, done = self.clock.clock_us, dict[NodeId, float]()

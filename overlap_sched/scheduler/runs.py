@@ -18,8 +18,7 @@ from overlap_sched.scheduler.chains import has_chains, interleaved
 from overlap_sched.scheduler.list_scheduler import Policy, list_schedule
 from overlap_sched.scheduler.task import SAME_STEP, TUNING, Candidate, Priorities, Reference, Task
 
-FAR, NEAR, NEXT = 8_000, 1_000, 250
-"""How many positions ahead compute is looked for: in large graphs all of them would be most of the work."""
+FAR, NEAR, NEXT = TUNING.windows
 
 IN_ORDER = Policy(0.005, -1.0, FAR)
 """Reference order, come what may."""
@@ -52,8 +51,7 @@ NETWORK_BINDS = (
     FAR_AHEAD,
     *LAST,
 )
-BESIDE = 0.1
-"""Under contention, how much earlier than its latest start a collective is launched beside one of another link."""
+BESIDE = TUNING.beside
 
 CONTENDED_LAST = tuple(replace(policy, beside=BESIDE) for policy in LAST)
 CONTENDED_COMPUTE_BINDS = (
@@ -79,10 +77,6 @@ INTERLEAVED = (
     Policy(0.005, 0.12, FAR, keeps_busy=True),  # the critical path far ahead, weight gradients behind it
 )
 """For runs from an order of several chains (:mod:`overlap_sched.scheduler.chains`)."""
-
-
-MEMORY_EFFORT = 2
-"""Most effort that goes into the order with the lowest peak (:func:`overlap_sched.peak_memory.best_order`)."""
 
 
 def first_run(task: Task, reference: Reference, best: Candidate) -> Candidate:
@@ -184,7 +178,7 @@ def close_enough(task: Task) -> float:
 
 def lowest_peak(task: Task) -> MemoryPlan:
     """The order with the lowest peak found; it is within the budget wherever the original order is."""
-    options, effort = task.options, min(task.options.effort, MEMORY_EFFORT)
+    options, effort = task.options, min(task.options.effort, TUNING.memory_effort)
     if task.like is None and not task.pins:
         return best_order(task.problem, options.preserve_collective_order, effort)
     start = task.nearest

@@ -48,16 +48,24 @@ class Tuning:
     """Compute of at most this part of all compute may be moved to prepare a launch. 0: +2.3 %, 3 rows."""
     look: int = 4
     """How many of the most urgent nodes of a stream are looked at in one step. 1: +1.2 %, 2 rows."""
+    windows: tuple[int, int, int] = (8_000, 1_000, 250)
+    """How many positions ahead compute is looked for, by policy. Only 1,000: +3.5 %, 1 row."""
+    beside: float = 0.1
+    """Under contention, by what part of all compute before its latest start (0.1) one is launched beside another's."""
+    far_nodes: tuple[int, int] = (40, 160)
+    """A collective with more open nodes before it than 40 is far; they are counted up to 160: the price of a look."""
+    memory_effort: int = 2
+    """Most effort that goes into the order with the lowest peak, each worth twice as much: the price of that order."""
     run_nodes: int = 15_000
     """A unit of effort is one run on a graph of up to so many nodes, less on a larger one: the price of effort."""
     goal_percent: float = 1.5
     """Runs end once the step is within this, divided by the effort, of the simple bound: the price of the pass."""
     near_goals: float = 4
-    """Within so many times that of a bound that knows the end of each stream, two runs that end alike are enough."""
+    """Within so many times that of a bound that knows the end of each stream, two runs that end alike are enough: the
+    price of more runs."""
     second_path: float = 0.08
-    """There are several chains if the longest path beside the longest path is at least this part."""
-    refused_nodes: int = 4
-    """So many nodes may be refused before the reference order has its way, where chains are interleaved."""
+    """There are several chains if the longest path beside the longest path is at least this part: the price of a
+    stage."""
     beam_states: int = 1_000
     """A unit of effort is worth so many states of the beam search, divided by nodes. 250: +3.6 %, 5 rows."""
     shift_positions: int = 2_000
@@ -81,11 +89,13 @@ class Tuning:
     stall_tried_nodes: int = 1_000_000
     """A unit of effort is so many nodes of orders that are tried. 250,000: +0.8 %, 2 rows."""
     budget_parts: tuple[float, ...] = (0.85, 0.55, 0.15, 0.05)
-    """Tighter budgets for a device, as parts of the way from what is live in the reference order to the budget."""
+    """Tighter budgets for a device, as parts of the way from what is live in the reference order to the budget: the
+    price of two runs each."""
     apart_stalls: tuple[float, ...] = (0.0, 0.5, 1.0)
-    """For what part of its time compute waits for a launch that it would delay, where groups are kept apart."""
+    """For what part of its time compute waits for a launch that it would delay, where groups are kept apart: the
+    price of a run each."""
     follow_steps: int = 2_000_000
-    """Of the search for an order with another rank's launches that needs less: a second or two."""
+    """Of the search for an order with another rank's launches that needs less: the price is a second or two."""
 
 
 TUNING = Tuning()

@@ -24,7 +24,7 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Self
 
 from overlap_sched.problem import Kind, Node, NodeId, Problem
 from overlap_sched.problem.contention import slowed_factor
@@ -32,32 +32,8 @@ from overlap_sched.problem.precedence import alike
 
 CHECKPOINTS = 32
 """Of a trail."""
-_LAUNCH, _WAIT = -1.0, -2.0
+LAUNCH, _WAIT = -1.0, -2.0
 """In the place of a time on the compute stream."""
-
-
-class Clock(Protocol):
-    """All streams behind some nodes.
-
-    Attributes:
-        clock_us: The compute stream's.
-        finish_us: Per collective launched, when it was finished, or is expected to be.
-    """
-
-    clock_us: float
-    finish_us: dict[NodeId, float]
-
-    def free_us(self, group: str) -> float:
-        """When the group's stream is expected to be free."""
-
-    def completes_us(self, v: NodeId) -> float:
-        """When collective v is finished; later than now unless it is by now."""
-
-    def run(self, nodes: Sequence[NodeId]) -> None:
-        """Run nodes, in this order: compute, launches, and waits for what has been launched."""
-
-    def end_us(self) -> float:
-        """When all streams are done, if nothing else runs. The clock is of no use after that."""
 
 
 class Trace(NamedTuple):
@@ -90,6 +66,13 @@ class StepTimes:
         self.share = [contention.share_of(node.flops, node.bytes) for node in nodes] if contention.shares else None
         self.slowdown = {v: contention.slowdown_of(nodes[v].op) for v in problem.collectives}
 
+    def multiplied(self, factors: Sequence[float]) -> Self:
+        """Return the same with each node's time multiplied; finite factors of 0 or more are not checked."""
+        found = copy.copy(self)
+        found.collective_us = [us * by for us, by in zip(self.collective_us, factors, strict=True)]
+        found.compute_us = [us * by if us > 0.0 else us for us, by in zip(self.compute_us, factors, strict=True)]
+        return found
+
     def begin(self, forecast: bool = False) -> "PlainClock | SharedClock":
         """Start a clock; of a forecast the times that are expected matter."""
         return SharedClock(self, forecast) if self.problem.contention else PlainClock(self)
@@ -114,7 +97,7 @@ class StepTimes:
 
 def _compute_us(node: Node) -> float:
     if node.kind is Kind.COLLECTIVE:
-        return _LAUNCH
+        return LAUNCH
     if node.kind is Kind.WAIT:
         return 0.0 if node.collective is None else _WAIT
     return node.time_us
@@ -140,7 +123,12 @@ class StepTrail:
 
 
 class PlainClock:
-    """What runs at the same time does not slow each other down; see :class:`Clock`. All is O(1) per node."""
+    """What runs at the same time does not slow each other down. All is O(1) per node.
+
+    Attributes:
+        clock_us: The compute stream's.
+        finish_us: Per collective launched, when it was finished, or is expected to be.
+    """
 
     def __init__(self, times: StepTimes) -> None:
         self._times, self._free_us = times, [0.0] * len(times.streams)
@@ -162,7 +150,7 @@ class PlainClock:
             time_us = compute_us[v]
             if time_us >= 0.0:
                 clock += time_us
-            elif time_us == _LAUNCH:
+            elif time_us == LAUNCH:
                 stream = streams[v]
                 start = free[stream]
                 finish[v] = free[stream] = (clock if clock > start else start) + collective_us[v]
@@ -218,7 +206,7 @@ class _Link:
 
 
 class SharedClock:
-    """What runs at the same time slows each other down; see :class:`Clock`.
+    """What runs at the same time slows each other down.
 
     ``finish_us`` of what is in flight is exact unless a group of the same link starts or ends something before then.
     O(collectives in flight) per launch and per collective that is finished, O(1) for compute in between.
@@ -258,7 +246,7 @@ class SharedClock:
         group = self._nodes[v].group or ""
         queue = self._queue[group]
         pace = next((flights.pace for flights in self._link[group].flights.values()), 1.0)
-        self.finish_us[v] = max(self.free_us(group), self.clock_us) + self._nodes[v].time_us * pace
+        self.finish_us[v] = max(self.free_us(group), self.clock_us) + self._times.collective_us[v] * pace
         queue.append(v)
         if len(queue) <= self._lanes:
             self._start(v)
@@ -283,7 +271,7 @@ class SharedClock:
             time_us = compute_us[v]
             if time_us > 0.0:
                 self._compute(v)
-            elif time_us == _LAUNCH:
+            elif time_us == LAUNCH:
                 self._launch(v)
             elif time_us == _WAIT:
                 self._set_computing(False)
@@ -332,7 +320,7 @@ class SharedClock:
         stretch = 1.0 if self._forecast else self._times.problem.contention.stretch_of(node.op)
         flights = link.flights.setdefault(stretch, _Flights(stretch))
         self._count(link, node.group or "", 1)
-        flights.in_flight[v] = flights.alone_us + node.time_us
+        flights.in_flight[v] = flights.alone_us + self._times.collective_us[v]
         self._expect(link)
 
     def _count(self, link: _Link, group: str, change: int) -> None:
@@ -376,3 +364,7 @@ class SharedClock:
         for flights in link.flights.values():
             for v, end in flights.in_flight.items():
                 self.finish_us[v] = flights.clock_us + (end - flights.alone_us) * flights.rate
+
+
+Clock = PlainClock | SharedClock
+"""All streams behind some nodes. Where they are alike, :class:`PlainClock` says what a method returns."""

@@ -17,7 +17,7 @@ tried from the original order and from the best: their peaks differ.
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
-from itertools import pairwise, product
+from itertools import pairwise
 from typing import Generic, NamedTuple, TypeVar
 
 from overlap_sched.problem import Kind, NodeId, Order, Position, Problem
@@ -28,8 +28,6 @@ from overlap_sched.transform.recipes import Single, gather_key
 from overlap_sched.transform.rewrites import Keep, Recompute, Regather, Rewrite
 from overlap_sched.transform.search import RewriteSearch
 
-PARTS_KEPT, PARTS_AGAIN = (1, 2), (1, 4)
-"""All that fits is kept, or one of two; all that spans the peak is gathered again, or one of four."""
 Done = TypeVar("Done", Keep, Regather)
 
 
@@ -54,10 +52,9 @@ def try_keeping(search: RewriteSearch, order: Order) -> None:
     """Keep gathers for their next use, as many as an order has room for."""
     problem = search.problem
     groups = gathered_twice(problem, search.alike)
-    for start, parts in product((problem.original_order, order), PARTS_KEPT) if groups else ():
+    for start in (problem.original_order, order) if groups else ():
         gaps = sorted(to_keep(problem, start, groups), key=lambda gap: -gap.time_us / max(gap.bytes, 1))
         kept = admitted(problem, start, [gap for gap in gaps if not search.refuses(gap.rewrite)], search.budget_bytes)
-        kept = kept[: -(-len(kept) // parts)]
         if kept:
             search.attempt(f"{len(kept)} gathers kept for their next use", chained(kept), start)
 
@@ -67,11 +64,11 @@ def try_gathering_again(search: RewriteSearch, order: Order) -> None:
     problem = search.problem
     best = () if search.state.best is None else search.state.best.rewrites
     held = {one.first for one in best if isinstance(one, Keep)}
-    for start, parts in product((problem.original_order, order), PARTS_AGAIN):
+    for start in (problem.original_order, order):
         peak = int(LiveRanges(problem).profile(start).argmax())
         gaps = [gap for gap in to_gather_again(problem, start, search.alike) if gap.begin <= peak < gap.end]
         gaps = [gap for gap in gaps if gap.rewrite.gather not in held and not search.refuses(gap.rewrite)]
-        gaps = sorted(gaps, key=lambda gap: gap.time_us / max(gap.bytes, 1))[: -(-len(gaps) // parts)]
+        gaps = sorted(gaps, key=lambda gap: gap.time_us / max(gap.bytes, 1))
         again: list[Rewrite] = []
         for gap in gaps:
             casts = casts_of(problem, gap.rewrite.gather)

@@ -15,7 +15,6 @@ scheduled, few of them (:mod:`overlap_sched.transform.search`), and the best is 
       -> buckets        what is left goes together, on one stream or two; then all    buckets
       -> gather again   what is held where memory is short                            gathers
       -> copied         the best again with copies, where both forms may be used
-      -> again          the best from its own order, while that helps
       -> finish         all that the scheduler does, on the best
       -> verify         the judges look at it; else no rewrites
 
@@ -25,7 +24,7 @@ and no more is tried than that pays back soon::
     latency of all collectives that could be merged, and what launching them takes,
     time of all gathers of what was gathered before     below the goal of the scheduler: nothing is tried
     the same, or all that is exposed where that is less,
-    times PAYBACK_STEPS                                 so long may the search take, counted in runs
+    times Tuning.payback_nodes                          so long may the search take, counted in runs
 """
 
 import math
@@ -44,7 +43,7 @@ from overlap_sched.problem import Kind, Node, Problem
 from overlap_sched.scheduler.driver import Schedule, figures_of, no_collection, schedule
 from overlap_sched.scheduler.explain import decisions
 from overlap_sched.scheduler.restrictions import DeviceLimit, clashes, kept_apart
-from overlap_sched.scheduler.runs import FAR_AHEAD, IN_ORDER, busy_us, close_enough
+from overlap_sched.scheduler.runs import busy_us, close_enough
 from overlap_sched.scheduler.task import TUNING, Candidate, Task
 from overlap_sched.transform.apply import Alike
 from overlap_sched.transform.buckets import (
@@ -67,20 +66,12 @@ from overlap_sched.transform.search import (
     finish,
     refuse_nothing,
 )
+from overlap_sched.transform.tuning import TUNING as PLANS
 
 FORMS: tuple[Form, ...] = ("coalesced", "copied")
 """Forms of buckets, the one preferred first: coalesced ones copy nothing."""
 GATHERS = ("all_gather_into_tensor",)
 """Operators that copy and sum nothing."""
-AGAIN, POLICIES_AGAIN = 3, (FAR_AHEAD, IN_ORDER)
-"""The best is scheduled so many times from its own order, as long as that helps, by these: the other policies are among
-those that the stages run from that order in any case."""
-FINISHED = 2
-"""So many of the shortest trials are scheduled to the end, until one is taken."""
-PAYBACK_STEPS = 1_000
-"""What the search takes, so many steps must be able to give back."""
-NODE_US = 20.0
-"""What a run of the list scheduler takes per node, roughly: for that alone, as nothing is timed."""
 
 
 class Record(NamedTuple):
@@ -235,7 +226,7 @@ def _search(without: Schedule, search: RewriteSearch, wanted: Wanted, gain_us: f
 
     def runs_paid(best_us: float) -> int:
         most_us = min(gain_us, best_us - compute_us)
-        return int(PAYBACK_STEPS * most_us / (NODE_US * max(len(problem.nodes), 1)))
+        return int(PLANS.payback_nodes * most_us / max(len(problem.nodes), 1))
 
     state = SearchState(step_us, enough_us, runs_paid)
     search = replace(search, state=state, fits=() if without.original.peak_bytes <= without.budget_bytes else order)
@@ -256,49 +247,48 @@ def _search(without: Schedule, search: RewriteSearch, wanted: Wanted, gain_us: f
         try_gathering_again(search, order)
     best = state.best
     if len(wanted.forms) > 1 and best is not None and any(isinstance(one, Bucket) for one in best.rewrites):
-        form = wanted.forms[1]
+        form = wanted.forms[1]  # one wait for all, where each takes time of the host
         others = tuple(Bucket(one.members, form) if isinstance(one, Bucket) else one for one in best.rewrites)
         search.attempt(f"{best.what}, {form}", others, best.start)
-    for _ in range(AGAIN):
-        if state.best is None or state.enough or not state.note(search.again(state.best, POLICIES_AGAIN)):
-            break
     return state.trials
 
 
 def _best(without: Schedule, trials: Sequence[Trial], search: RewriteSearch) -> Plan:
     """The shortest trial that is shorter than the best order without rewrites once the scheduler is done with it."""
-    seen, limit = list(trials), without.memory_limit_bytes
+    trials, limit = tuple(trials), without.memory_limit_bytes
     device = None if limit is None else DeviceLimit(limit, replayed_allocator(without.options))
-    good = sorted((k for k, trial in enumerate(trials) if trial.problem is not None), key=lambda k: trials[k].step_us)
-    for k in good[:FINISHED]:
-        trial, problem = trials[k], search.rewritten(trials[k].rewrites)
-        assert trial.problem is not None
-        ids = {node.name: v for v, node in enumerate(problem.nodes)}
-        order = tuple(ids[name] for name in trial.problem.names(trial.order))
-        task, unrestricted = finish(problem, order, without.options, without.budget_bytes)
-        found = _keep_apart(task, unrestricted)
-        short_bytes = 0 if device is None or found is None else device.short_bytes(task.live_ranges, found.order)
-        if found is None:
-            why_not = "process groups that must not meet cannot be kept apart"
-        elif found.step_us >= without.scheduled.step_us:
-            why_not = "no shorter than the best order without rewrites"
-        elif short_bytes > without.short_bytes:
-            why_not = f"needs {short_bytes:,} bytes more than memory_limit"
-        else:
-            rewrites, after = trial.rewrites, measure(problem, found.order)
-            made = replace(
-                without,
-                problem=problem,
-                order=tuple(found.order),
-                scheduled=figures_of(problem, after),
-                decisions=decisions(problem, after.timeline, found, task),
-                work=without.work.plus(found.work),
-                unrestricted_us=None if without.unrestricted_us is None else unrestricted.step_us,
-                short_bytes=short_bytes,
-            )
-            return Plan(rewrites, made, without, records(without.problem, problem, rewrites), tuple(seen))
-        seen[k] = replace(trial, why_not=why_not)
-    return Plan((), without, without, trials=tuple(seen))
+    good = (k for k, trial in enumerate(trials) if trial.problem is not None)
+    k = min(good, key=lambda k: trials[k].step_us, default=None)
+    if k is None:
+        return Plan((), without, without, trials=trials)
+    trial, problem = trials[k], search.rewritten(trials[k].rewrites)
+    assert trial.problem is not None
+    ids = {node.name: v for v, node in enumerate(problem.nodes)}
+    order = tuple(ids[name] for name in trial.problem.names(trial.order))
+    task, unrestricted = finish(problem, order, without.options, without.budget_bytes)
+    found = _keep_apart(task, unrestricted)
+    short_bytes = 0 if device is None or found is None else device.short_bytes(task.live_ranges, found.order)
+    if found is None:
+        why_not = "process groups that must not meet cannot be kept apart"
+    elif found.step_us >= without.scheduled.step_us:
+        why_not = "no shorter than the best order without rewrites"
+    elif short_bytes > without.short_bytes:
+        why_not = f"needs {short_bytes:,} bytes more than memory_limit"
+    else:
+        rewrites, after = trial.rewrites, measure(problem, found.order)
+        made = replace(
+            without,
+            problem=problem,
+            order=tuple(found.order),
+            scheduled=figures_of(problem, after),
+            decisions=decisions(problem, after.timeline, found, task),
+            work=without.work.plus(found.work),
+            unrestricted_us=None if without.unrestricted_us is None else unrestricted.step_us,
+            short_bytes=short_bytes,
+        )
+        return Plan(rewrites, made, without, records(without.problem, problem, rewrites), trials)
+    seen = (*trials[:k], replace(trial, why_not=why_not), *trials[k + 1 :])
+    return Plan((), without, without, trials=seen)
 
 
 def _keep_apart(task: Task, found: Candidate) -> Candidate | None:

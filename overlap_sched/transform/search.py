@@ -22,7 +22,6 @@ import numpy as np
 from overlap_sched.errors import RewriteError
 from overlap_sched.options import Options
 from overlap_sched.problem import Kind, NodeId, Order, Problem
-from overlap_sched.problem.precedence import find_reachable
 from overlap_sched.scheduler.driver import ALL
 from overlap_sched.scheduler.list_scheduler import Policy, list_schedule
 from overlap_sched.scheduler.runs import EARLY, FAR_AHEAD, IN_ORDER, WHILE_STALLED, simple_bound_us, streams_bound_us
@@ -32,12 +31,10 @@ from overlap_sched.transform.apply import NOT_KNOWN, Alike, apply
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.recipes import sort_by_place
 from overlap_sched.transform.rewrites import BUCKETED, Rewrite
+from overlap_sched.transform.tuning import TUNING
 
 POLICIES = (WHILE_STALLED, EARLY, FAR_AHEAD, IN_ORDER)
 """Launches late, launches early, the critical path ahead, the order as it is: which fits shows afterwards."""
-POLICIES_AFTERWARDS = 2
-"""The first try runs all policies; those after it so many: a graph stays with what suits it."""
-
 Refuses = Callable[[Rewrite], str]
 """Why a rewrite is not legal in the graph that a problem was lifted from, which may know more than the problem; ``""``:
 it is. Of a collective that ``alike`` leaves out, a bucket of it alone is asked about."""
@@ -97,9 +94,7 @@ def undominated(plans: Iterable[Found]) -> list[Found]:
     return kept
 
 
-def halve(
-    low: int, enough: int, reach: Callable[[int], int], most: int, close: float = 1.0, most_misses: int | None = None
-) -> None:
+def halve(low: int, enough: int, reach: Callable[[int], int], most: int) -> None:
     """Look for ever lower peaks by halving a range of memory limits.
 
     Args:
@@ -107,16 +102,11 @@ def halve(
         enough: The lowest peak so far.
         reach: Looks within a memory limit; returns the lowest peak then.
         most: So many halvings.
-        close: Where the range's lower end is such a part of the upper one, it is not halved any further.
-        most_misses: So often in a row nothing is found below the middle, until that is all; ``None``: any number.
     """
-    missed = 0
-    for _ in range(most):
-        middle = (low + enough) // 2
+    while most > 0 and low < enough * TUNING.close:
+        middle, most = (low + enough) // 2, most - 1
         enough = reach(middle)
-        low, missed = (middle, missed + 1) if enough > middle else (low, 0)
-        if low >= enough * close or missed == most_misses:
-            break
+        low = middle if enough > middle else low
 
 
 class Runs(NamedTuple):
@@ -177,7 +167,6 @@ class Trial:
         start: The order of the problem as it was that it started from; empty where nothing was scheduled.
         problem, order: The rewritten problem, and the order found; ``None`` and empty without one.
         why_not: Why it was not taken, in words; ``""``: it was, for the moment.
-        over_bytes: By how much it was above the budget before anything was moved; 0: it was not, or was not looked at.
         work: What it took.
         policies: Those that have found it and what was the best before it, the last first.
     """
@@ -189,7 +178,6 @@ class Trial:
     problem: Problem | None = None
     order: Order = ()
     why_not: str = ""
-    over_bytes: int = 0
     work: Work = NO_WORK
     policies: tuple[Policy, ...] = ()
 
@@ -231,7 +219,7 @@ class SearchState:
         """Those for the next try: all at first; then those that have won last."""
         if not any(trial.work.runs for trial in self.trials):
             return POLICIES
-        return tuple(dict.fromkeys((*self.winners, *POLICIES)))[:POLICIES_AFTERWARDS]
+        return tuple(dict.fromkeys((*self.winners, *POLICIES)))[: TUNING.policies]
 
     def is_new(self, rewrites: Sequence[Rewrite], order: Sequence[NodeId]) -> bool:
         """Tell whether to try rewrites from an order: not where that was tried, or the best is good enough."""
@@ -319,45 +307,16 @@ class RewriteSearch:
         live_ranges = LiveRanges(problem)
         over_bytes = int(live_ranges.profile(problem.original_order).max()) - self.budget_bytes
         if over_bytes > 0:
-            why_not = f"{over_bytes:,} bytes above the budget before anything is moved"
-            return replace(trial, why_not=why_not, over_bytes=over_bytes)
+            return replace(trial, why_not=f"{over_bytes:,} bytes above the budget before anything is moved")
         start = tuple(order) if self.whole is None else order_as_it_was(self.whole, self.problem, order)
-        begin = Reference(problem, launch_first(problem, live_ranges, self.budget_bytes), live_ranges)
-        return self._scheduled(replace(trial, start=start), begin, self.state.best_us, self.state.policies)
-
-    def again(self, trial: Trial, policies: Sequence[Policy] = POLICIES) -> Trial:
-        """Schedule what was found once more, from its own order: what a policy missed there, another one may find."""
-        assert trial.problem is not None
-        more = Trial(f"{trial.what}, again from its own order", trial.rewrites, start=trial.start)
-        return self._scheduled(more, Reference(trial.problem, trial.order), trial.step_us, policies)
-
-    def _scheduled(self, trial: Trial, begin: Reference, beat_us: float, policies: Sequence[Policy]) -> Trial:
-        runs = run_policies(begin, self.budget_bytes, Candidate((), beat_us, 0), policies)
-        trial = replace(trial, work=runs.work)
+        reference, beat_us = Reference(problem, problem.original_order, live_ranges), self.state.best_us
+        runs = run_policies(reference, self.budget_bytes, Candidate((), beat_us, 0), self.state.policies)
+        trial = replace(trial, start=start, work=runs.work)
         if runs.best is None:
             bound = f"no order of it takes less than {runs.least_us:.0f} us"
             return replace(trial, why_not="no shorter" if runs.least_us < beat_us else bound)
         order, step_us = runs.best.order, runs.best.step_us
-        return replace(trial, step_us=step_us, problem=begin.problem, order=order, policies=runs.policies)
-
-
-def launch_first(problem: Problem, live_ranges: LiveRanges, budget_bytes: int) -> Order:
-    """Return the original order with the first launch of each stream, and what it needs, at the front where that fits.
-
-    A stream that binds should not begin behind compute that needs nothing of it.
-    """
-    order = problem.original_order
-    firsts: dict[str | None, NodeId] = {}
-    for v in problem.collectives:
-        firsts.setdefault(problem.nodes[v].group, v)
-    for v in firsts.values():
-        needed = {v} | find_reachable([v], problem.predecessors.__getitem__)
-        if any(problem.nodes[u].kind is Kind.WAIT for u in needed):
-            continue
-        moved = (*(u for u in order if u in needed), *(u for u in order if u not in needed))
-        if int(live_ranges.profile(moved).max()) <= budget_bytes:
-            order = moved
-    return order
+        return replace(trial, step_us=step_us, problem=problem, order=order, policies=runs.policies)
 
 
 def order_as_it_was(problem: Problem, after: Problem, order: Sequence[NodeId]) -> Order:

@@ -1,7 +1,5 @@
 """Gains at drawn prices: one factor per class and draw, the same for both orders, by definition."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -41,11 +39,3 @@ def test_a_range_is_the_quantiles_of_draws_by_definition() -> None:
     found = gain_range((behind, (0, 1, 2, 3)), (behind, (0, 2, 1, 3)))
     assert found == pytest.approx(tuple(np.quantile(ratios, (0.05, 0.95))))
     assert found[0] < 70 / 40 < found[1]
-
-
-def test_times_are_multiplied_and_nothing_else() -> None:
-    problem = Problem("p", (Node("a", Kind.COMPUTE, time_us=2.0), Node("out", Kind.OUTPUT, (0,))), ())
-    assert problem.with_times((3.0, 1.0)) == replace(
-        problem, nodes=(problem.nodes[0]._replace(time_us=6.0), problem.nodes[1])
-    )
-    assert problem.nodes[0].time_us == 2.0

@@ -36,7 +36,9 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch):
         ("NVIDIA H100 PCIe", None),
         ("NVIDIA H100 NVL", None),
         ("NVIDIA A100-PCIE-40GB", None),
-        ("NVIDIA GB200", None),
+        ("NVIDIA H800", "dgx-h800"),
+        ("NVIDIA GB200", "gb200-nvl72"),
+        ("NVIDIA H800 PCIe", None),
         ("Tesla V100-SXM2-16GB", None),
     ],
 )

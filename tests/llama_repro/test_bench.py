@@ -41,7 +41,7 @@ def test_the_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = [str(tmp_path / "example.json"), "--comm-scale", "1", "--stages"]
     assert module_at(SCRIPT).main([*command, "first run", "relink+fill stalls"]) == 0
     assert "| first run | 1 |" in capsys.readouterr().out
-    with pytest.raises(ValueError, match="no stage is called relnik; there are first run, "):
+    with pytest.raises(ValueError, match="no stage is called relnik; there are without contention, first run, "):
         module_at(SCRIPT).main([*command, "relnik"])
 
 

@@ -13,7 +13,15 @@ from overlap_sched.pipeline.action import Action, ActionKind, PipelineSchedule
 from overlap_sched.pipeline.csv_file import CsvFormat, schedule_csv
 from overlap_sched.pipeline.job import PipelineJob, PipelineLink
 from overlap_sched.pipeline.judge import violation
-from overlap_sched.pipeline.named import NAMED, gpipe, interleaved, interleaved_in, lay_out_named, one_f_one_b
+from overlap_sched.pipeline.named import (
+    NAMED,
+    gpipe,
+    interleaved,
+    interleaved_in,
+    interleaved_zero_bubble,
+    lay_out_named,
+    one_f_one_b,
+)
 from overlap_sched.pipeline.replay import replay_pipeline
 from tests.support.pipeline_judge import transfer_violation
 from tests.support.pipelines import read_schedule, uniform
@@ -31,7 +39,7 @@ def torch_schedules() -> ModuleType:
 
 
 def one_way(name: str, ranks: int = 2, micro_batches: int = 4) -> tuple[PipelineJob, PipelineSchedule]:
-    return lay_out_named(uniform(ranks, micro_batches, 2), ONE_WAY[name])
+    return lay_out_named(uniform(ranks, micro_batches, 4 if name == "waves" else 2), ONE_WAY[name])
 
 
 def written(job: PipelineJob, schedule: PipelineSchedule, form: CsvFormat = "compute_only") -> str:
@@ -86,6 +94,7 @@ def test_orders_are_those_of_torch(ranks: int, rounds: int, torch_schedules: Mod
         ("ScheduleInterleaved1F1B", 2): interleaved(ranks, 2, micro_batches),
         ("ScheduleInterleaved1F1B", 3): interleaved(ranks, 3, micro_batches),
         ("ScheduleInterleavedZeroBubble", 1): ONE_WAY["zb-h1"].make(ranks, micro_batches),
+        ("ScheduleInterleavedZeroBubble", 3): interleaved_zero_bubble(ranks, 3, micro_batches),
         ("ScheduleZBVZeroBubble", 2): ONE_WAY["zbv"].make(ranks, micro_batches),
         ("ScheduleDualPipeV", 2): ONE_WAY["dualpipev"].make(ranks, micro_batches),
     }
@@ -103,9 +112,10 @@ def test_interleaved_rounds_are_those_of_torch(ranks: int, torch_schedules: Modu
     compared = 0
     for micro_batches, chunks in product(range(1, 4 * ranks), (2, 3)):
         if micro_batches % max(micro_batches // ranks, 1) == 0:
-            theirs = orders_of_torch(torch_schedules.ScheduleInterleaved1F1B, ranks, chunks, micro_batches)
-            made = [list(map(str, order)) for order in interleaved(ranks, chunks, micro_batches).orders]
-            assert made == theirs
+            for name, make in (("1F1B", interleaved), ("ZeroBubble", interleaved_zero_bubble)):
+                of = getattr(torch_schedules, f"ScheduleInterleaved{name}")
+                made = [list(map(str, order)) for order in make(ranks, chunks, micro_batches).orders]
+                assert made == orders_of_torch(of, ranks, chunks, micro_batches)
             compared += micro_batches % ranks > 0
     assert compared >= 2
 

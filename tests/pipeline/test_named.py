@@ -17,7 +17,7 @@ from tests.support.pipeline_judge import measure_pipeline, transfer_violation
 from tests.support.pipelines import read_schedule, uniform
 from tests.support.published_v import published
 
-ALL = (*NAMED, *(interleaved_in(chunks) for chunks in (1, 2, 3)))
+ALL = (*NAMED, *(interleaved_in(chunks, zero) for chunks in (1, 2, 3) for zero in (False, True)))
 BY_NAME = {named.name: named for named in ALL}
 TWO_EACH = {named.name for named in ALL if named.layout.chunks == 2 and named.name != "dualpipe"}
 
@@ -29,7 +29,7 @@ def figures(
 
     F, I, W: of one stage as the schedule has it.
     """
-    job = uniform(ranks, micro_batches, 2 if name in TWO_EACH else 1, f, i, w)
+    job = uniform(ranks, micro_batches, 4 if name == "waves" else 2 if name in TWO_EACH else 1, f, i, w)
     job, schedule = lay_out_named(job, BY_NAME[name])
     object.__setattr__(job, "pair_factor", factor)
     replay = replay_pipeline(job, schedule)
@@ -120,6 +120,14 @@ def test_v_zb(ranks: int, micro_batches: int) -> None:
     bubble, _, peaks = figures("v-zb", ranks, micro_batches)
     assert max(bubble) <= max(figures("zbv", ranks, micro_batches)[0]) + 2
     assert max(peaks) <= 2 * ranks
+
+
+@pytest.mark.parametrize(("ranks", "micro_batches"), [(3, 6), (4, 8), (6, 12), (8, 16), (8, 32)])
+def test_waves(ranks: int, micro_batches: int) -> None:
+    """The bubble of interleaved 1F1B with as many stages per rank, in a quarter more than 1F1B, and a few."""
+    bubble, _, peaks = figures("waves", ranks, micro_batches)
+    assert max(bubble) == (ranks - 1) * 3
+    assert max(peaks) <= 5 * ranks + 4
 
 
 SIZES = {"dualpipe": [(4, 8), (4, 12), (8, 20)], "dualpipev": [(2, 4), (4, 8), (4, 11)]}

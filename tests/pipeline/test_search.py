@@ -3,7 +3,7 @@
 import random
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import accumulate, combinations, pairwise
+from itertools import accumulate, combinations, pairwise, product
 
 import pytest
 
@@ -16,7 +16,7 @@ from overlap_sched.pipeline.exact import exact_pipeline, solvable
 from overlap_sched.pipeline.greedy import POLICIES, PipelinePolicy, ScheduleSearch, greedy_schedule
 from overlap_sched.pipeline.improve import improve_schedule
 from overlap_sched.pipeline.job import PipelineBlock, PipelineJob, PipelineLink, PipelineStage
-from overlap_sched.pipeline.judge import pipeline_bound_us, violation
+from overlap_sched.pipeline.judge import limited_bound_us, pipeline_bound_us, violation
 from overlap_sched.pipeline.layout import FOLDED, MIRRORED, ONE_EACH, Cut, StageLayout
 from overlap_sched.pipeline.named import NAMED, lay_out_named
 from overlap_sched.pipeline.replay import PipelineClock, with_updates
@@ -142,6 +142,27 @@ def test_the_exact_solver_finds_the_optimum(seed: int) -> None:
             assert measure_pipeline(job, schedule).step_us >= best
 
 
+def test_what_policies_make_is_not_below_the_bound_within_what_it_needs() -> None:
+    """More micro-batches than can be enumerated; the best of some schedules in the memory of each."""
+    rng, sharper, reached = random.Random(3), 0, 0
+    for _ in range(80):
+        job = uneven(rng.randint(1, 4), rng.randint(2, 9), rng.randint(1, 3), rng)
+        job = FOLDED.put(job) if len(job.stages) == 2 * job.ranks and rng.random() < 0.5 else job
+        chosen = [PipelinePolicy(ahead, rng.choice((0, 1, 9))) for ahead in range(-3, 3)]
+        schedules = [one for policy in chosen if (one := greedy_schedule(job, [policy] * job.ranks)) is not None]
+        made = [(measure_pipeline(job, one), peaks(job, one)) for one in schedules]
+        for (_, need), own in product(made, (False, True)):
+            within = [one for one, other in made if all(a <= b for a, b in zip(other, need, strict=True))]
+            spans = (max(max(end for _, end in items) - items[0][0] for items in one.spans_us) for one in within)
+            best_us = min(spans if own else (one.step_us for one in within))
+            bound_us = limited_bound_us(replace(job, memory_limit_bytes=need), own)
+            assert bound_us <= best_us + 1e-9
+            sharper += bound_us > pipeline_bound_us(job, own)
+            reached += bound_us > best_us - 1e-9
+    assert sharper > 400
+    assert reached > 200
+
+
 def test_what_cannot_fit_is_proved_and_what_is_not_solved() -> None:
     pytest.importorskip("ortools", reason="ortools is not installed")
     job = replace(uniform(2, 2, saved=4), memory_limit_bytes=(3, 3))
@@ -188,6 +209,10 @@ def test_zbv_is_found_to_be_the_best_where_it_is() -> None:
     assert found is not None
     assert found.proved
     assert found.plan.replay.step_us == pipeline_bound_us(FOLDED.put(job)) == 25.0
+    own = find_pipeline(job, 1, post_validation=True)
+    assert own is not None
+    assert own.aim_us == own.bound_us == 24.0
+    assert measure_pipeline(own.plan.job, own.plan.schedule).step_us >= 25.0
 
 
 def test_a_job_in_two_directions_is_refused() -> None:

@@ -31,6 +31,7 @@ from tests.support.examples import examples
 from tests.support.graphs import problems
 from tests.support.layers import layers, with_stage
 from tests.support.oracle import all_orders, peak_by_definition
+from tests.support.small_graphs import small_graph
 
 MIB = 2**20
 under_test = importlib.import_module("overlap_sched.scheduler.driver")
@@ -383,3 +384,15 @@ def test_a_collective_is_launched_beside_one_of_another_link(
     assert run is not None
     assert run.reasons[4] == reason
     assert run.step_us == pytest.approx(step_us)
+
+
+@pytest.mark.parametrize("contention", [Contention({"": 1.2}), Contention({"all_gather": 1.5})])
+def test_contention_makes_no_step_longer_than_that_of_the_order_found_without(contention: Contention) -> None:
+    shorter = 0
+    for problem in map(small_graph, range(12)):
+        slowed, few = replace(problem, contention=contention), ALL.without("without contention")
+        plain_us = replay(slowed, schedule(problem).order).step_us
+        step_us = schedule(slowed).scheduled.step_us
+        assert step_us <= min(plain_us, replay(slowed, problem.original_order).step_us) * (1 + 1e-9)
+        shorter += step_us < schedule(slowed, stages=few).scheduled.step_us * 0.98
+    assert shorter

@@ -56,5 +56,5 @@ def test_what_is_left_out_does_not_run(name: str) -> None:
     schedule(large_layers(8, 64), Options(strict=True), stages=watched.without(name))
     assert not ran
     assert all(stage.purpose for stage in ALL.all)
-    with pytest.raises(ValueError, match="no stage is called polish; there are first run, chains"):
+    with pytest.raises(ValueError, match="no stage is called polish; there are without contention, first run"):
         ALL.without("polish")

@@ -34,6 +34,7 @@ from overlap_sched.transform.dimension_graph import (
     range_cut,
 )
 from overlap_sched.transform.rewrites import Fission, How, Leave, Slice
+from overlap_sched.transform.tuning import TUNING
 
 _HOW: Mapping[Uncut, How] = {Uncut.SAME: "same", Uncut.PARTIAL: "sum"}
 
@@ -107,12 +108,8 @@ def _bytes(node: fx.Node) -> int:
     return int(value.numel()) * int(value.dtype.itemsize)
 
 
-INTO, REGIONS, FISSIONS = 2, 4, 2
-"""Parts of a region; regions that are grown, and fissions of them that are worth a try."""
-LARGE = 4
-"""Values at the peak that are looked at."""
-AROUND = 24
-"""Nodes before and behind a large value that may run in parts with it."""
+INTO = 2
+"""Parts of a region."""
 
 
 def fission_candidates(lifted: Lifted) -> list[Fission]:
@@ -121,9 +118,9 @@ def fission_candidates(lifted: Lifted) -> list[Fission]:
     ``lifted``: a graph with collectives that compute could hide, or with a peak that should shrink.
     """
     heats = _Heats(lifted)
-    found = map(fission_of, itertools.islice(_regions(lifted.nodes[0].graph, heats), REGIONS))
+    found = map(fission_of, itertools.islice(_regions(lifted.nodes[0].graph, heats), TUNING.regions))
     scores = {one: heats.score(one) for one in found if one is not None}
-    return sorted((one for one in scores if scores[one] > 0), key=lambda one: -scores[one])[:FISSIONS]
+    return sorted((one for one in scores if scores[one] > 0), key=lambda one: -scores[one])[:INTO]
 
 
 class _Heats:
@@ -191,21 +188,15 @@ def _around_large(graph: fx.Graph, heats: _Heats) -> Iterator[Region]:
     """Regions around the largest values at the peak: cut along each dimension, by the cut of what they are made of."""
     nodes = list(graph.nodes)
     at = {node.name: k for k, node in enumerate(nodes)}
-    for name in sorted(heats.held.keys() & at, key=lambda name: (-heats.held[name], at[name]))[:LARGE]:
+    for name in sorted(heats.held.keys() & at, key=lambda name: (-heats.held[name], at[name]))[:1]:
         node, value = nodes[at[name]], nodes[at[name]].meta.get("val")
-        near = set(nodes[max(at[name] - AROUND, 0) : at[name] + AROUND + 1])
         for dim in range(value.ndim) if isinstance(value, torch.Tensor) else ():
             with contextlib.suppress(EndsError):
                 if seeds := inverse(node, range_cut(shape(node), dim, INTO), INTO):
-                    yield region_from(graph, seeds, INTO, only=near)
+                    yield region_from(graph, seeds, INTO)
 
 
-PARTS = (2, 4)
-FARTHEST = 200
-"""Calls that are looked through on the way back to where the tokens come from."""
-
-
-def expert_fissions(lifted: Lifted, parts: Sequence[int] = PARTS) -> list[Fission]:
+def expert_fissions(lifted: Lifted, parts: Sequence[int] = (2, 4)) -> list[Fission]:
     """Fissions of all layers with experts at once; by ascending number of parts, the wider one first.
 
     Gradients of weights are sums over the parts, and rounded otherwise.
@@ -251,10 +242,7 @@ def _source(sort: fx.Node, parts: int) -> Mapping[fx.Node, Cut]:
         return {}
     with contextlib.suppress(EndsError):
         cut = range_cut(shape(node), 0, parts)
-        for _ in range(FARTHEST):
-            needs = inverse(node, cut, parts)
-            if not needs:
-                break
+        while needs := inverse(node, cut, parts):
             node, cut = max(needs.items(), key=lambda pair: pair[0].meta["val"].numel())
         return {node: cut}
     return {}

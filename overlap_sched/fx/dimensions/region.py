@@ -81,10 +81,6 @@ def _takers(maker: fx.Node, result: int | None = None) -> Iterator[tuple[fx.Node
                 todo.append(user)
 
 
-ROUNDS = 8
-"""Forward and backward, so often at most: each adds what the last one has laid open."""
-
-
 @dataclass
 class Region:
     """Calls that run in parts.
@@ -139,18 +135,14 @@ def region_from(
     def may(node: fx.Node) -> bool:
         return node not in banned and (only is None or node in only)
 
-    for _ in range(ROUNDS):
+    while True:
         region = follow_cuts(graph.nodes, asked, parts, may=may, sums=sums)
         lost = _not_whole(region)
         more = {} if lost else _backward(region, may)
-        if not lost and not more:
-            break
+        if not lost and more.keys() <= asked.keys():
+            return region
         banned |= lost
         asked |= more
-    while lost := _not_whole(region):
-        banned |= lost
-        region = follow_cuts(graph.nodes, asked, parts, may=may, sums=sums)
-    return region
 
 
 def follow_cuts(

@@ -24,7 +24,7 @@ from llama_repro.harness.console import guarded, markdown_table
 from overlap_sched.cost import DEVICES, Collective, Compute, Device, Roofline
 from overlap_sched.cost.cluster import Cluster, read_cluster
 from overlap_sched.cost.collectives import model_of, setting, ways
-from overlap_sched.cost.compute import Kind, kind_of, shape_of
+from overlap_sched.cost.compute import H100_96GB, Kind, kind_of, shape_of
 from overlap_sched.cost.toml_file import Bandwidth
 from overlap_sched.errors import CostError
 from overlap_sched.problem import Group
@@ -130,13 +130,13 @@ def _kernel(row: Mapping[str, str]) -> Comparison:
 
 def _device(row: Mapping[str, str]) -> Device:
     named = [device for device in DEVICES if device.name.lower() in row["gpu"].lower()]
-    return max(named, key=lambda device: len(device.name)) if named else _cluster(row).device
+    return max(named, key=lambda device: len(device.name)) if named else cluster_of(row).device
 
 
 def _collective(row: Mapping[str, str]) -> Comparison:
     if row["judgement"] != "sane":
         raise CostError("who collected them does not judge them sane")
-    cluster, ranks, size = _cluster(row), int(row["ranks"]), int(row["bytes"])
+    cluster, ranks, size = cluster_of(row), int(row["ranks"]), int(row["bytes"])
     # a node of several trays is one NVLink domain
     nodes = int(row["nodes"]) if cluster.ranks_per_node <= 8 else -(-ranks // cluster.ranks_per_node)
     group = Group(ranks, nodes == 1, nodes if nodes > 1 else 0)
@@ -154,7 +154,7 @@ def _collective(row: Mapping[str, str]) -> Comparison:
 
 def _exchange(row: Mapping[str, str]) -> Comparison:
     """DeepEP: its bandwidths are of bytes that count a token once for each rank (NVLink) or node that it goes to."""
-    cluster, ranks, experts = _cluster(row), int(row["ep"]), int(row["topk"])
+    cluster, ranks, experts = cluster_of(row), int(row["ep"]), int(row["topk"])
     nodes, low = -(-ranks // cluster.ranks_per_node), "low_latency_" if row["latency_us"] else ""
     sent = int(row["tokens_per_rank"]) * int(row["hidden"]) * (2 if row["dtype"] == "bf16" else 1 + 4 / 128)
     to_ranks, to_nodes = (sent * places * (1 - (1 - 1 / places) ** experts) for places in (ranks, min(nodes, 4)))
@@ -166,16 +166,23 @@ def _exchange(row: Mapping[str, str]) -> Comparison:
     return Comparison("Expert parallel", work.op, cluster.name, row["source"], what, predicted_us, measured_us)
 
 
-def _cluster(row: Mapping[str, str]) -> Cluster:
-    """The shipped cluster of a GPU and its network, with cards as the row has them."""
-    fabric, cards = row.get("fabric", ""), int(row.get("nics_per_node") or 0)
-    if (name := next((name for word, name in CLUSTERS.items() if word in row["gpu"] + fabric), None)) is None:
-        raise CostError(f"no cluster is known for {row['gpu']}")
-    cluster, rate = read_cluster(name), re.search(r"(\d+)G\b", fabric)
-    if rate and cards:
-        card = {"card_bytes_per_s": Bandwidth(int(rate[1]) / 8 * 1e9), "cards_per_node": cards, "rails": cards}
-        cluster = structs.replace(cluster, across=structs.replace(cluster.across, **card))
-    return cluster
+def cluster_of(row: Mapping[str, str]) -> Cluster:
+    """Return the shipped cluster of a GPU and its network, with memory, ranks and cards as the row has them."""
+    gpu, fabric = row["gpu"], row.get("fabric", "")
+    if (name := next((name for word, name in CLUSTERS.items() if word in gpu + fabric), None)) is None:
+        raise CostError(f"no cluster is known for {gpu}")
+    cluster, count = read_cluster(name), re.search(r"(\d+) per node", gpu)
+    if re.search(r"9[46]GB", gpu):
+        cluster = structs.replace(cluster, device=H100_96GB)
+    if count:
+        cluster = structs.replace(cluster, ranks_per_node=int(count[1]))
+    cards = int(row.get("nics_per_node") or (count[1] if count else cluster.across.cards_per_node))
+    rate = re.search(r"(\d+)G\b", fabric) if row.get("nics_per_node") else None
+    network = re.search(r"(\d+) Gb/s network a node", row.get("notes", ""))
+    gigabits = int(rate[1]) if rate else int(network[1]) / cards if network else 0
+    across = {"cards_per_node": cards, "rails": cards} if count or rate else {}
+    across |= {"card_bytes_per_s": Bandwidth(gigabits / 8 * 1e9)} if gigabits else {}
+    return structs.replace(cluster, across=structs.replace(cluster.across, **across)) if across else cluster
 
 
 def summarize(ratios: Sequence[float]) -> tuple[str, ...]:

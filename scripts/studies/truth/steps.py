@@ -20,19 +20,17 @@ from math import prod
 from pathlib import Path
 from statistics import median
 
-from msgspec.structs import replace as changed
-
 from llama_repro.capture.configs import LlamaConfig
 from llama_repro.capture.model import weights_of
 from llama_repro.capture.trace import captured
 from llama_repro.harness.console import markdown_table
 from overlap_sched.cost import Compute
-from overlap_sched.cost.cluster import Cluster, read_cluster
+from overlap_sched.cost.cluster import Cluster
 from overlap_sched.cost.collectives import model_of
-from overlap_sched.cost.compute import H100_96GB
 from overlap_sched.fx import Lifted, lift
 from overlap_sched.judge.validate import measure, violation
 from overlap_sched.problem import Kind, Order, Problem
+from scripts.studies.truth.__main__ import cluster_of
 
 STEPS = Path("scripts/truth/steps.csv")
 SIZES = {  # hidden, ffn, layers, heads, kv_heads, vocabulary
@@ -83,21 +81,6 @@ def reason_against(row: dict[str, str]) -> str:
     if "async TP" in row["notes"]:
         return "async TP"
     return "" if row["micro_batch"] and row["tokens_per_s_per_gpu"] else "no micro-batch or speed given"
-
-
-def cluster_of(row: dict[str, str]) -> Cluster:
-    """Return the shipped cluster of the GPU, with the memory, nodes and network that the row gives."""
-    name = next(name for name in ("A100", "H200", "H100") if name in row["gpu"])
-    cluster = read_cluster(f"dgx-{name.lower()}")
-    if re.search(r"9[46]GB", row["gpu"]):
-        cluster = changed(cluster, device=H100_96GB)
-    if count := re.search(r"(\d+) per node", row["gpu"]):
-        across = changed(cluster.across, cards_per_node=int(count[1]), rails=int(count[1]))
-        cluster = changed(cluster, ranks_per_node=int(count[1]), across=across)
-    if network := re.search(r"(\d+) Gb/s network a node", row["notes"]):
-        card = float(network[1]) * 1e9 / 8 / cluster.across.cards_per_node
-        cluster = changed(cluster, across=changed(cluster.across, card_bytes_per_s=card))
-    return cluster
 
 
 def config_of(row: dict[str, str], layers: int) -> LlamaConfig:

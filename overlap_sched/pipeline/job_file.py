@@ -183,9 +183,9 @@ def _stages_of(model: _ModelTable, file: _JobTable, where: str, folder: Path, gr
         cut = cut_model(forward, backward, model.layers)
     except PipelineError as error:
         raise PipelineError(f"{where}: model: {error}") from None
-    names = " | ".join(stage.name for stage in cut.stages)
+    stages = " | ".join(stage.name for stage in cut.stages)
     more = f"; stages need of each other, too: {', '.join(cut.extra)}" if cut.extra else ""
-    graphs.notes[f"{where}: {cut.layers} layers (by {cut.found_by}): {names}{more}"] = None
+    graphs.notes[f"{where}: {cut.layers} layers (by {cut.found_by}): {stages}{more}"] = None
     alike, tables = dict[object, ModelStage](), list[_StageTable]()
     for stage in cut.stages:
         ahead, back = (alike.setdefault(_contents(graph), stage) for graph in (stage.forward, stage.backward))

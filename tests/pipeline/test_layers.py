@@ -23,7 +23,13 @@ from tests.support.dump_graphs import forward_and_backward
 
 LAYERS, WIDTH, ROWS, WORDS = 5, 8, 6, 16
 HIDDEN = ROWS * WIDTH * 4
-KINDS = ({}, {"recomputes": True}, {"dense": 1}, {"tied": True}, {"dense": 2, "tied": True, "recomputes": True})
+KINDS: Sequence[dict[str, Any]] = (
+    {},
+    {"recomputes": True},
+    {"dense": 1},
+    {"tied": True},
+    {"dense": 2, "tied": True, "recomputes": True},
+)
 
 
 def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -42,7 +48,7 @@ def layer(x: torch.Tensor, weights: Sequence[torch.Tensor], dense: bool) -> torc
 @cache
 def graphs(
     layers: range = range(LAYERS), recomputes: bool = False, dense: int = 0, tied: bool = False
-) -> list[Problem]:
+) -> tuple[Problem, Problem]:
     """Forward and backward of some layers, with the embedding in front of the first, and behind the last the head."""
     first, last = 0 in layers, LAYERS - 1 in layers
     shapes = [(WIDTH, 3 * WIDTH), (WIDTH, WIDTH), (WIDTH, 4 * WIDTH), (4 * WIDTH, WIDTH), (WIDTH,)] * len(layers)
@@ -57,7 +63,8 @@ def graphs(
         return norm(x, weights[-1]) @ weights[len(ends) - 1].T if last else x
 
     partition = min_cut_rematerialization_partition if recomputes else default_partition
-    return [lift(gm, name="graph").problem for gm, _ in forward_and_backward(run, x, *weights, partition=partition)]
+    forward, backward = forward_and_backward(run, x, *weights, partition=partition)
+    return lift(forward[0], name="graph").problem, lift(backward[0], name="graph").problem
 
 
 def steps(problem: Problem) -> list[Node]:

@@ -65,12 +65,7 @@ def _addresses_json(problem: Problem, plan: AddressPlan) -> bytes:
         {"made_by": nodes[maker[s]].name, "storage": s, "bytes": made[s].bytes, "offset": at}
         for s, at in sorted(plan.offsets.items())
     ]
-    data = {
-        "format": FORMAT,
-        "name": problem.name,
-        "arena_bytes": plan.arena_bytes,
-        "align_bytes": plan.align_bytes,
-    }
+    data = {"format": FORMAT, "name": problem.name, "arena_bytes": plan.arena_bytes, "align_bytes": plan.align_bytes}
     return (json.dumps(data | {"storages": storages}, separators=(",", ":")) + "\n").encode()
 
 

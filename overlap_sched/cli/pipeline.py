@@ -14,7 +14,7 @@ from overlap_sched.options import Options
 from overlap_sched.pipeline import compare
 from overlap_sched.pipeline.best import FOUND, FoundPipeline, find_pipeline
 from overlap_sched.pipeline.csv_file import schedule_csv
-from overlap_sched.pipeline.graphs import GraphSource, JobGraphs
+from overlap_sched.pipeline.graphs import GraphSource, JobGraphs, offer
 from overlap_sched.pipeline.job import PipelineJob
 from overlap_sched.pipeline.job_file import read_job
 from overlap_sched.problem import Order, Problem
@@ -53,7 +53,9 @@ def run_pipeline(command: PipelineCommand, tell: Tell) -> Printed:
     notes = [] if one.found is None else [report.found_line(one.found)]
     notes += [*one.graphs.notes, *(f"{name}: {why}" for name, why in one.cannot.items())]
     notes += [f"{of.name}: {report.cut_words(of)}." for of in one.named if len(set(of.cut)) > 1]
+    notes += [f"{name} has no halves: output_node may be{offer(names)}." for name, names in one.graphs.offered.items()]
     tables: list[RenderableType] = [report.graphs_table(one.graphs), ""] if command.order_graphs is not None else []
+    tables += [report.stages_table(one.job), ""] if one.graphs.graphs else []
     tables += [report.schedules_table(one.job, one.planned), "", report.peaks_table(one.planned)] if one.planned else []
     tables += ["", report.varied_table(varied)] if varied else []
     return (*tables, *("\n" + "\n".join(lines) for lines in (lacking, notes) if lines)), 0

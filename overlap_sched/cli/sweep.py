@@ -31,7 +31,7 @@ from overlap_sched.report.units import duration, from_to, memory_unit, printable
 from overlap_sched.report.words.schedule import gain_of, gain_text, gap_percent, with_contention_line
 from overlap_sched.scheduler.driver import Schedule, figures_of, promise_of, schedule
 from overlap_sched.scheduler.task import SAME_STEP
-from overlap_sched.simulate.drawn import drawn_steps
+from overlap_sched.simulate.clock import StepTimes
 
 MEMORY = ("headroom", "memory_limit")
 AXES = (*MEMORY, *MACHINE, "noise")
@@ -168,11 +168,10 @@ def _replay_with_noise(
     problems = {id(made.problem): made.problem for made in found}
     for at, (noise, problem) in enumerate(product(noises, problems.values()), 1):
         tell(f"replaying {at} of {len(noises) * len(problems)}")
-        orders = list({problem.original_order, *(made.order for made in found if made.problem is problem)})
-        drawn = np.random.default_rng(0).standard_normal((DRAWS if noise else 1, len(problem.nodes))).T
-        steps_us = drawn_steps(problem, orders, np.exp(noise * drawn - noise**2 / 2))
-        for order, steps in zip(orders, steps_us, strict=True):
-            quantiles[id(problem), order, noise] = tuple(np.quantile(steps, (0.5, 0.95)).tolist())
+        normal = np.random.default_rng(0).standard_normal((DRAWS if noise else 1, len(problem.nodes)))
+        times, factors = StepTimes(problem), np.exp(noise * normal - noise**2 / 2).tolist()
+        for order in {problem.original_order, *(made.order for made in found if made.problem is problem)}:
+            quantiles[id(problem), order, noise] = tuple(np.quantile(times.drawn(order, factors), (0.5, 0.95)).tolist())
     return quantiles
 
 

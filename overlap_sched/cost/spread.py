@@ -15,7 +15,7 @@ import numpy as np
 
 from overlap_sched.cost.compute import kind_of
 from overlap_sched.problem import Group, Kind, Node, Order, Problem
-from overlap_sched.simulate.drawn import drawn_steps
+from overlap_sched.simulate.clock import StepTimes
 
 DRAWS = 32
 SPREADS: Mapping[str, float] = {
@@ -51,11 +51,12 @@ def gain_range(*pairs: tuple[Problem, Order]) -> tuple[float, float]:
     Args:
         pairs: A problem and an order of it, twice: the original, and ours (rewritten, it is of another problem).
     """
-    drawn = np.random.default_rng(0).standard_normal((DRAWS, len(SPREADS)))
-    factors = dict(zip(SPREADS, np.exp(drawn * list(SPREADS.values())).T, strict=True))
-    first, last = (
-        drawn_steps(problem, [order], np.array([factors[class_of(node, problem.groups)] for node in problem.nodes]))[0]
-        for problem, order in pairs
-    )
-    low, high = np.quantile(np.divide(first, last, out=np.ones(DRAWS), where=last > 0), (0.05, 0.95)).tolist()
+    drawn = np.exp(np.random.default_rng(0).standard_normal((DRAWS, len(SPREADS))) * list(SPREADS.values()))
+    steps_us = []
+    for problem, order in pairs:
+        names = [class_of(node, problem.groups) for node in problem.nodes]
+        draws = (dict(zip(SPREADS, factors, strict=True)) for factors in drawn.tolist())
+        steps_us.append(StepTimes(problem).drawn(order, ([of[name] for name in names] for of in draws)))
+    ratios = [first / last if last else 1.0 for first, last in zip(*steps_us, strict=True)]
+    low, high = np.quantile(ratios, (0.05, 0.95)).tolist()
     return low, high

@@ -3,7 +3,7 @@
 A covering problem (places above the limit are covered by gaps of values), and its standard greedy: the best of what is
 left by (bytes above the limit taken away, summed over places) / (microseconds it costs). Lazily: what is chosen makes
 others worth less, so that a value is only looked at again when it comes first (Minoux, "Accelerated greedy algorithms
-for maximizing submodular set functions", 1978); where all get worse together, one that is nearly the best is enough.
+for maximizing submodular set functions", 1978); where all get worse together, so many are priced in vain at most.
 Costs can fall, too, where values share what runs again: so there are rounds, each with all values anew.
 
 What is chosen becomes rewrites (:func:`rewrites_of`): each copy and each reload is one, the latest in the step first,
@@ -157,22 +157,23 @@ class Greedy:
                 copy.parts = {}
 
     def _round(self) -> int:
-        """Make choices, the best first, or nearly: what was priced before the last one may be worse by now."""
+        """Make choices, the best first: what was priced before the last one may be worse by now."""
         priced = ((k, self._choice(gap)) for k, gap in enumerate(self._gaps()))
         best: list[Entry] = [(-choice.score, k, choice) for k, choice in priced if choice is not None]
         heapq.heapify(best)
-        chosen = 0
+        chosen = in_vain = 0
         while best and self.above.most:
             _, k, old = heapq.heappop(best)
             users = old.gap.part.users
             choice = self._choice(old.gap) if old.gap.after in users[:-1] else None
             if choice is None:
                 continue
-            if best and choice.score < -best[0][0] * (1 - TUNING.slack):
+            if best and choice.score < -best[0][0] and in_vain < TUNING.in_vain:
                 heapq.heappush(best, (-choice.score, k, choice))
+                in_vain += 1
             else:
                 self._do(choice)
-                chosen += 1
+                chosen, in_vain = chosen + 1, 0
         return chosen
 
     def _taken(self, begin: Position, end: Position, nbytes: int) -> int:
@@ -186,7 +187,7 @@ class Greedy:
         """Gaps of storages that may be cut, where something is above the limit."""
         state, above = self.state, self.above
         for s, parts in enumerate(state.parts):
-            if state.fixed[s] or not state.size[s]:
+            if state.fixed[s] or state.size[s] <= TUNING.smallest * state.limit_bytes:
                 continue
             for part in list(parts):
                 if not above.any(part.begin, part.end + 1):

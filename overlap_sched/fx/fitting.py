@@ -163,7 +163,7 @@ def batch_fissions(lifted: Lifted, parts: Sequence[int] = PARTS) -> list[Fission
     us = {node.name: node.time_us for node in lifted.problem.nodes}
     facts = GraphFacts(graph)
     never = {one for one in graph.nodes if facts.written(one) or one in facts.after or facts.by_address(one)}
-    best, most_us = None, sum(us.values()) / 2
+    best, most_us = None, TUNING.least_part * sum(us.values())
     for seed in (*_inputs(graph), *_second(graph)):
         region = _grown(graph, *seed, 2, never)
         held_us = sum(us.get(inside.name, 0.0) for inside in region.gives) if region is not None else 0.0

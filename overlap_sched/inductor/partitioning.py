@@ -173,9 +173,7 @@ def _found(
             if agreement.in_doubt and found is not None and found.fits and found.best is not found.before:
                 agree.refuse(name, str(agreement.reason))  # the others may use that cut
             if agreement.verdict.missing and agree.compiled_otherwise(of_joint):
-                halves = (
-                    [] if found is None else _launches(found.before)
-                )  # of torch's own cut: have others compiled it?
+                halves = [] if found is None else _launches(found.before)  # torch's own cut: have others compiled it?
                 if not halves or not all(not half or agree.find_in_force(half, settings) for half in halves):
                     agree.refuse(name, f"{OTHERWISE}, or may have. {agreement.reason}")
             agree.warn_of_ranks(f"leaves {name!r} to torch's partitioner", agreement.verdict, settings)

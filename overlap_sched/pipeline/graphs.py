@@ -65,8 +65,8 @@ def graph_block(name: str, problem: Problem, run: JudgedOrder, parameter_bytes: 
     static = pinned if parameter_bytes is None else min(parameter_bytes, pinned)
     line, profile = run.timeline, run.profile
     given = sum(problem.storages[s].bytes for node in problem.nodes if node.kind is Kind.INPUT for s in node.alloc)
-    live = (bytes_ - static for bytes_ in (max(profile), given, profile[-1]))
-    return GraphBlock(name, line.step_us, line.exposed_us, *live, static)
+    peak, given, left = (nbytes - static for nbytes in (max(profile), given, profile[-1]))
+    return GraphBlock(name, line.step_us, line.exposed_us, peak, given, left, static)
 
 
 def left_by(graph: GraphBlock, output_bytes: int) -> int:
@@ -167,8 +167,10 @@ class JobGraphs:
         except ValueError as error:
             if not node:
                 return None
-            named = f"Name what makes the gradient of the input{offer(names)}"
-            raise ValueError(f"{node!r:.40}: {error}. {named}") from None
+            remedy = f"Name what makes the gradient of the input{offer(names)}"
+            if nbytes and not names:
+                remedy = "No node makes so many: correct the output of the stage before"
+            raise ValueError(f"{node!r:.40}: {error}. {remedy}") from None
         first, second = (
             self._block(f"{source.name} {which} ({chosen})", half, parameter_bytes)
             for which, half in zip(HALVES, found, strict=True)

@@ -243,6 +243,9 @@ class _StageReader:
                 if back.sent_bytes is None and parts[0].left_bytes == parts[1].given_bytes:  # W reads it, too
                     half_i = replace(half_i, sent_bytes=0)
                 half_w = _measured(parts[1], PipelineBlock(0.0), kept)
+        if table.kept is not None and half_i is None:
+            why = "goes from input_gradient to weight_gradient, and there are no halves. Leave it out."
+            raise PipelineError(f"{self._where}.kept {why}")
         reduce, step = (
             _measured(*self._given(table, of), 0) if getattr(table, of) else None for of in ("reduce", "step")
         )

@@ -220,8 +220,12 @@ def _repeated_key(text: bytes) -> str | None:
 def _hint(kind: Any, what: str, place: str) -> str:
     fields = dict(_fields_inside(msgspec.inspect.type_info(kind)))
     if what.startswith("Object contains unknown field "):
-        near = difflib.get_close_matches(what.rpartition(" ")[2], fields, 1)
+        near = difflib.get_close_matches(name := what.rpartition(" ")[2], fields, 1)
+        if near == [name]:
+            return " It belongs elsewhere in the file."
         return f" Did you mean {near[0]!r}?" if near else " Leave it out."
+    if what == "Expected array, got object":
+        return f" In TOML, write [[{place}]] above each."
     if not what.startswith("Invalid enum value"):
         return ""
     found = fields.get(place.rpartition(".")[2])

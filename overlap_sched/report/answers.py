@@ -377,6 +377,17 @@ def fit_answer(found: Fit) -> FitAnswer:
     )
 
 
+class StageFigures(_Part, frozen=True):
+    """What a stage takes and holds for a micro-batch; null: it has no halves."""
+
+    forward_us: float
+    backward_us: float
+    input_gradient_us: float | None
+    weight_gradient_us: float | None
+    saved_bytes: int
+    kept_bytes: int
+
+
 class RankFigures(_Part, frozen=True):
     """A rank of a pipeline."""
 
@@ -439,6 +450,9 @@ class PipelineAnswer(_Part, frozen=True, tag_field="schema", tag="overlap-sched/
     graphs: list[dict[str, Any]]
     pairs: list[dict[str, Any]]
     varied: list[VariedSchedule]
+    blocks: list[StageFigures]
+    offered: dict[str, list[str]]
+    """By graph of a backward that has no halves, nodes that may make the gradient of its input."""
 
 
 def pipeline_answer(
@@ -450,11 +464,17 @@ def pipeline_answer(
     varied: Varied,
 ) -> PipelineAnswer:
     """Return the answer; ``varied``: the schedules of each changed job."""
+    kinds = "forward", "backward", "input_gradient", "weight_gradient"
     made = found and {key: getattr(found, key) for key in ("made_from", "bound_us", "proved")}
     return _fill(
         PipelineAnswer,
         job,
+        graphs,
         stages=len(job.stages),
+        blocks=[
+            _fill(StageFigures, one, **{f"{kind}_us": getattr(getattr(one, kind), "time_us", None) for kind in kinds})
+            for one in job.stages
+        ],
         schedules=[_schedule_figures(one) for one in planned],
         cannot=[NoSchedule(*why) for why in cannot.items()],
         found=found and made and {**made, "any_cut_bound_us": found.any_cut_us},

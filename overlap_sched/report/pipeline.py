@@ -244,6 +244,25 @@ def schedules_table(job: PipelineJob, planned: Sequence[PlannedPipeline]) -> Tab
     )
 
 
+def stages_table(job: PipelineJob) -> Table:
+    """A row per stage, or per neighbouring stages that are alike: what a micro-batch takes and holds."""
+    rows = list[list[str]]()
+    for number, stage in enumerate(job.stages):
+        blocks = stage.forward, stage.backward, stage.input_gradient, stage.weight_gradient
+        times = ["" if block is None else duration(block.time_us) for block in blocks]
+        row = [*times, size(stage.saved_bytes), size(stage.kept_bytes)]
+        first = rows.pop()[0].split(" ")[0] if rows and rows[-1][1:] == row else str(number)
+        rows.append([first if first == str(number) else f"{first} to {number}", *row])
+    return captioned_table(
+        "Stages of the job, for a micro-batch",
+        "Simulated. I: gradient of the input. W: gradients of the weights. Saved: from forward to backward. Kept: from "
+        "I to W; what W can gather or make again is not kept.",
+        ("forward", "backward", "I", "W", "saved", "kept"),
+        "stage",
+        rows,
+    )
+
+
 def peaks_table(planned: Sequence[PlannedPipeline]) -> Table | str:
     """The peak of each rank, unless there are many."""
     ranks = len(planned[0].peaks)

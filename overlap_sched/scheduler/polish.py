@@ -34,15 +34,16 @@ as far as memory goes; runs start from there; and where that gains enough, the
 best of all is the next one that orders lie in between to. (Path relinking: Glover, Laguna, Martí, *Fundamentals of
 scatter search and path relinking*, 2000.)
 
-**Fill stalls**: where compute stalls, independent compute goes behind the launch it waits for, or that launch skips the
-queue. ::
+**Fill stalls**: where compute stalls, independent compute goes between the launch that it waits for and the wait, or
+that launch skips the queue. ::
 
     before    |= wgrad =|== chain ==|u . . . .|== needs u ==|       compute stalls until u has completed
     after     |== chain ==|u= wgrad =|== needs u ==|                what u does not need hides it
 
 A run of the list scheduler decides node by node: what stands in front in the order given runs first, and that the
 launch comes late for it shows only at the wait. So behind each such launch goes as much compute as hides it, the last
-in front of it first, each with all in front of the launch that needs it.
+in front of it first, each with all in front of the launch that needs it. Or compute from behind the wait goes in front
+of it, the next first, each with all behind the wait that it needs.
 
 Where what is waited for was launched in time but queues on its stream, it goes in front of what is before it there, or
 that goes behind it: a long reduce_scatter, say, that nobody waits for. ::
@@ -172,8 +173,10 @@ def fill_stalls(task: Task, reference: Reference, best: Candidate) -> Candidate:
     if not best.reasons:
         return best
     filler = _StallFiller(task, best, task.options.effort * TUNING.stall_tried_nodes // len(best.order))
-    while filler.fill_all():
-        pass
+    for behind in (False, True):  # the second only adds to what the first has gained
+        filler.in_vain = 0
+        while filler.fill_all(behind):
+            pass
     if filler.order is best.order:
         return best
     reasons: dict[NodeId, Reason] = {**best.reasons, **dict.fromkeys(filler.deferred, "deferred")}
@@ -186,20 +189,23 @@ class _StallFiller:
     def __init__(self, task: Task, best: Candidate, tries: int) -> None:
         self._task, self._nodes = task, task.problem.nodes
         self._before, self._after = neighbours(self._task.problem, self._task.pairs)
-        self._tries, self._in_vain = tries, 0
+        self._tries, self.in_vain = tries, 0
         self.step_us, self.deferred = best.step_us, set[NodeId]()
         self._take(best.order)
 
-    def fill_all(self) -> bool:
-        """Try to fill each stall once; whether that has gained anything, and more may be tried."""
+    def fill_all(self, behind: bool) -> bool:
+        """Try to fill each stall once; whether that has gained anything, and more may be tried.
+
+        ``behind``: by compute from behind the wait, too.
+        """
         before_us = self.step_us
         for wait in [v for v in self.order if self._nodes[v].kind is Kind.WAIT]:
             launch = self._nodes[wait].collective
             stall_us = self._timeline.stall_us[wait]
             if launch is None or stall_us < TUNING.stall_part * self.step_us:
                 continue
-            for order, moved in self._orders(launch, stall_us):
-                if self._tries <= 0 or self._in_vain == 300:
+            for order, moved in self._orders(wait, launch, stall_us, behind):
+                if self._tries <= 0 or self.in_vain == 300:
                     return False
                 if self._try(order, moved):
                     break
@@ -210,38 +216,53 @@ class _StallFiller:
         self._timeline = self._task.step_times.trace(order)
         self._trail = StepTrail(self._task.step_times, order)
 
-    def _movable(self, launch: NodeId, stall_us: float) -> list[frozenset[NodeId]]:
-        """Compute in front of a launch that it does not need, with what needs that: as much as the stall is long."""
-        at, found, taken = self._position[launch], list[frozenset[NodeId]](), set[NodeId]()
-        needed = {launch}
-        for v in reversed(self.order[max(at - TUNING.stall_positions, 0) : at]):
+    def _movable(
+        self, end: NodeId, beyond: Iterable[NodeId], links: Sequence[tuple[NodeId, ...]], places: range, stall_us: float
+    ) -> Iterator[frozenset[NodeId]]:
+        """Compute as long as a stall, with what must move along; then half of these nodes, a quarter, and so on.
+
+        Args:
+            end: The launch that is waited for, or the wait: what is linked to it stays.
+            beyond: The nodes in front of the launch, or behind the wait, the nearest first.
+            links: Per node, what needs it (in front of the launch), or what it needs (behind the wait).
+            places: Where what must move along stands.
+            stall_us: How long the stall is.
+        """
+        jobs, taken, linked = list[frozenset[NodeId]](), set[NodeId](), {end}
+        for v in beyond:
             node = self._nodes[v]
-            if not needed.isdisjoint(self._after[v]):
-                needed.add(v)
+            if not linked.isdisjoint(links[v]):
+                linked.add(v)
             elif node.kind is Kind.COMPUTE and node.time_us >= TUNING.stall_grain * stall_us and v not in taken:
-                moved = moving_with(v, self._after, self._position, range(at), TUNING.stall_nodes)
+                moved = moving_with(v, links, self._position, places, TUNING.stall_nodes)
                 if moved and taken.isdisjoint(moved):
-                    found.append(moved)
+                    jobs.append(moved)
                     taken |= moved
                     stall_us -= sum(self._task.problem.compute_us[u] for u in moved)
                     if stall_us <= 0.0:
                         break
-        return found
-
-    def _orders(self, launch: NodeId, stall_us: float) -> Iterator[tuple[Order, frozenset[NodeId]]]:
-        """Orders in which compute may stall for less time, each with what goes behind the launch in it."""
-        at, jobs = self._position[launch], self._movable(launch, stall_us)
         while jobs:
-            moved = frozenset[NodeId]().union(*jobs)
-            yield self._with_behind(launch, moved), moved
+            yield frozenset[NodeId]().union(*jobs)
             jobs = jobs[: len(jobs) // 2]
+
+    def _orders(
+        self, wait: NodeId, launch: NodeId, stall_us: float, behind: bool
+    ) -> Iterator[tuple[Order, frozenset[NodeId]]]:
+        """Orders in which compute may stall for less time, each with what is deferred in it."""
+        at, until, order = self._position[launch], self._position[wait], self.order
+        front = reversed(order[max(at - TUNING.stall_positions, 0) : at])
+        for moved in self._movable(launch, front, self._after, range(at), stall_us):
+            yield self._with_behind(launch, moved), moved
         for other in self._queue(launch):
             to = self._position[other]
             if needs := moving_with(launch, self._before, self._position, range(to, at), TUNING.stall_nodes):
-                yield with_sooner(self.order, needs, to), frozenset()
+                yield with_sooner(order, needs, to), frozenset()
             moved = moving_with(other, self._after, self._position, range(to, at + 1), TUNING.stall_nodes)
             if moved and launch not in moved:
                 yield self._with_behind(launch, moved), moved
+        next_nodes = order[until + 1 : until + TUNING.stall_positions] if behind else ()
+        for moved in self._movable(wait, next_nodes, self._before, range(until, len(order)), stall_us):
+            yield with_sooner(order, moved, until), frozenset()
 
     def _queue(self, launch: NodeId) -> list[NodeId]:
         """List what is on the launch's stream when it is launched: the last first."""
@@ -264,9 +285,9 @@ class _StallFiller:
             return False
         step_us = self._trail.of(order)
         if step_us >= self.step_us * (1 - SAME_STEP):
-            self._in_vain += 1
+            self.in_vain += 1
             return False
-        self.step_us, self._in_vain = step_us, 0
+        self.step_us, self.in_vain = step_us, 0
         self.deferred |= {v for v in deferred if self._nodes[v].kind is Kind.COLLECTIVE}
         self._take(order)
         return True

@@ -61,11 +61,11 @@ class Tuning:
     goal_percent: float = 1.5
     """Runs end once the step is within this, divided by the effort, of the simple bound: the price of the pass."""
     near_goals: float = 4
-    """Within so many times that of a bound that knows the end of each stream, two runs that end alike are enough: the
-    price of more runs."""
+    """Within so many times that of a bound that knows the end of each stream, two runs that end alike are enough.
+    Always enough: +5.5 %, 3 of 15 graphs of several chains; 0: none."""
     second_path: float = 0.08
-    """There are several chains if the longest path beside the longest path is at least this part: the price of a
-    stage."""
+    """There are several chains if the longest path beside the longest path is at least this part. 0.5: +6.5 %, 3 of 15
+    graphs of several chains."""
     beam_states: int = 1_000
     """A unit of effort is worth so many states of the beam search, divided by nodes. 250: +3.6 %, 5 rows."""
     shift_positions: int = 2_000

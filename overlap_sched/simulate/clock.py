@@ -22,7 +22,7 @@ runs. A forecast leaves that out: it cannot know how long compute will run.
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Self
 
@@ -32,7 +32,7 @@ from overlap_sched.problem.precedence import alike
 
 CHECKPOINTS = 32
 """Of a trail."""
-LAUNCH, _WAIT = -1.0, -2.0
+_LAUNCH, _WAIT = -1.0, -2.0
 """In the place of a time on the compute stream."""
 
 
@@ -66,12 +66,14 @@ class StepTimes:
         self.share = [contention.share_of(node.flops, node.bytes) for node in nodes] if contention.shares else None
         self.slowdown = {v: contention.slowdown_of(nodes[v].op) for v in problem.collectives}
 
-    def multiplied(self, factors: Sequence[float]) -> Self:
-        """Return the same with each node's time multiplied; finite factors of 0 or more are not checked."""
-        found = copy.copy(self)
-        found.collective_us = [us * by for us, by in zip(self.collective_us, factors, strict=True)]
-        found.compute_us = [us * by if us > 0.0 else us for us, by in zip(self.compute_us, factors, strict=True)]
-        return found
+    def drawn(self, order: Sequence[NodeId], factors: Iterable[Sequence[float]]) -> list[float]:
+        """Return how long a valid order takes at each draw: the factors of 0 or more on the times of all nodes."""
+        times, steps_us = copy.copy(self), []
+        for draw in factors:
+            times.collective_us = [us * by for us, by in zip(self.collective_us, draw, strict=True)]
+            times.compute_us = [us * by if us > 0.0 else us for us, by in zip(self.compute_us, draw, strict=True)]
+            steps_us.append(times.of(order))
+        return steps_us
 
     def begin(self, forecast: bool = False) -> "PlainClock | SharedClock":
         """Start a clock; of a forecast the times that are expected matter."""
@@ -97,7 +99,7 @@ class StepTimes:
 
 def _compute_us(node: Node) -> float:
     if node.kind is Kind.COLLECTIVE:
-        return LAUNCH
+        return _LAUNCH
     if node.kind is Kind.WAIT:
         return 0.0 if node.collective is None else _WAIT
     return node.time_us
@@ -150,7 +152,7 @@ class PlainClock:
             time_us = compute_us[v]
             if time_us >= 0.0:
                 clock += time_us
-            elif time_us == LAUNCH:
+            elif time_us == _LAUNCH:
                 stream = streams[v]
                 start = free[stream]
                 finish[v] = free[stream] = (clock if clock > start else start) + collective_us[v]
@@ -271,7 +273,7 @@ class SharedClock:
             time_us = compute_us[v]
             if time_us > 0.0:
                 self._compute(v)
-            elif time_us == LAUNCH:
+            elif time_us == _LAUNCH:
                 self._launch(v)
             elif time_us == _WAIT:
                 self._set_computing(False)

@@ -27,6 +27,8 @@ class Tuning:
     """Regions of a graph that are grown to find fissions: the price of fissions."""
     inputs: int = 8
     """Inputs from which the batch is followed, at most: the price of parts along the batch."""
+    least_part: float = 0.2
+    """Of the compute; what runs in parts along the batch is at least so much: the price of parts of less."""
     fission_nodes: int = 100_000
     """Nodes that a graph in parts may have: the price of scheduling it."""
 

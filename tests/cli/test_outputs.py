@@ -76,8 +76,14 @@ def test_results_do_not_overwrite_each_other(exists: bool, problem: str, tmp_pat
     assert not exists or target.read_text() == "old"
 
 
-def test_what_is_no_plain_file_may_be_shared(problem: str) -> None:
-    assert run("plan", problem, "--out", "/dev/null", "--trace", "/dev/null") == 0
+def test_what_is_no_plain_file_is_written_to_and_may_be_shared(problem: str, tmp_path: Path) -> None:
+    """A pipe of its own: a fault here must not replace a device."""
+    os.mkfifo(pipe := tmp_path / "pipe")
+    both_ends = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
+    assert run("plan", problem, "--out", str(pipe), "--trace", str(pipe)) == 0
+    assert os.read(both_ends, 7) == b'["w","x'
+    assert stat.S_ISFIFO(os.stat(pipe).st_mode)
+    os.close(both_ends)
 
 
 NAMES = {

@@ -25,9 +25,11 @@ from tests.support.dump_graphs import (
     RANKS,
     fake_world,
     forward_and_backward,
+    handwritten,
     layer_arguments,
     sharded_layer,
     traced,
+    values,
     written,
 )
 
@@ -237,6 +239,15 @@ def test_names_that_both_have(halves: tuple[Path, Path], tmp_path: Path) -> None
     names = [node.name for node in step.gm.graph.nodes]
     assert other in names
     assert f"{other}_backward" in names
+
+
+def test_constants_that_both_have(tmp_path: Path) -> None:
+    for name, size, tangents in (("forward", 4, []), ("backward", 8, [("tangents_1", "float32 8")])):
+        body = f"n = self.c\nmul_{name} = torch.ops.aten.mul.Tensor(n, 2)\nreturn (mul_{name}, x)"
+        init = f"self.c = torch.empty([{size}], dtype=torch.float32)"
+        (tmp_path / f"{name}.py").write_text(handwritten(body, [("x", "float32 4"), *tangents], init=init))
+    val = values(load_dump(tmp_path / "forward.py", backward=tmp_path / "backward.py"))
+    assert (val["mul_forward"].shape, val["mul_backward"].shape) == ((4,), (8,))
 
 
 @pytest.mark.slow

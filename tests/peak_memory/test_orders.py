@@ -199,6 +199,7 @@ def test_a_limit_is_met_wherever_an_order_meets_it(problem: Problem, above: int)
     start = judged(graph, graph.rest)
     assume(start.peak_node >= 0)
     limit = min(max(peak_by_definition(problem, list(order))) for order in all_orders(problem)) + above
+    assert above < 0 or not any(lower_to(graph, start, limit, steps, any_lower=True)[1] for steps in (1, 5, 20))
     found, proven = lower_to(graph, start, limit, 10**6)
     order = lead_with_inputs(graph, found.order)
     assert violation(problem, order) is None

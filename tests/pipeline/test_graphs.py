@@ -288,6 +288,13 @@ def test_a_rank_that_runs_one_graph_holds_its_peak() -> None:
         (TWO.replace('"dx"', '"a"') + "repeat = 2", "'a': that is an input of the graph. Name what makes"),
         (TWO.replace('"dx"', '"dw"') + "repeat = 2", "that has 50 bytes, where the stage before sends 1. Name "),
         (TWO.replace('"dx"', '"way"') + "repeat = 2", "Name what makes the gradient of the input: dx."),
+        (TWO.replace('"1B"', '"2B"') + "repeat = 2", "No node makes so many: correct the output of the stage before."),
+        (HEAD + STAGE + 'kept = "1B"', "stage[0].kept goes from input_gradient to weight_gradient, and there are no"),
+        (HEAD + STAGE.replace("[[stage]]", "[stage]"), "stage: expected array, got object. In TOML, write [[stage]]"),
+        (
+            HEAD + STAGE + "pair = 1.0",
+            "stage[0]: object contains unknown field pair. It belongs elsewhere in the",
+        ),
         (TWO + 'input_gradient = { time = "1us" }\nweight_gradient = { time = "1us" }', "makes halves of back"),
         (HEAD + 'memory_limit = ["1GB"]\n' + STAGE, "memory_limit lists 1 sizes for 2 ranks"),
         (HEAD + 'cluster = "dgx-h100"\nranks_per_node = 9\n' + STAGE, "a node of dgx-h100 has 8."),

@@ -182,6 +182,13 @@ def test_a_collective_is_explained(reordered: Schedule) -> None:
         assert named in text
 
 
+def test_what_blocked_it(reordered: Schedule) -> None:
+    for held_by, node, text in (("dependency", 6, "a dependency: wgrad had"), ("stream", None, "its stream")):
+        said = words.blocked_by(EXAMPLE, replace(reordered.decisions[1], held_by=held_by, held_node=node))
+        assert said.startswith(text)
+        assert "{" not in said
+
+
 def test_odd_ones_are_explained(reordered: Schedule, by_hand: ByHand, odd: Problem) -> None:
     kept = by_hand(EXAMPLE, EXAMPLE.original_order, fell_back="full runs before gather")
     assert "full runs before gather" in words.explanation(kept).splitlines()[1]

@@ -265,7 +265,24 @@ def test_what_is_waited_for_skips_the_queue() -> None:
     assert made.step_us == 5 + 30 + 60
     assert filled(problem, order, Options(headroom=99, preserve_collective_order="group")).order == order
     needs = queued(needs=True)
-    assert filled(needs, needs.original_order, Options(headroom=99)).order == needs.original_order
+    assert filled(needs, needs.original_order, Options(headroom=99)).step_us == 50 + 5 + 20 + 60
+
+
+def test_what_is_behind_a_wait_goes_in_front_of_it_with_what_it_needs() -> None:
+    nodes = (
+        Node("x", Kind.INPUT, alloc=(0,)),
+        Node("gather", Kind.COLLECTIVE, (0,), (1,), (0,), 30.0, "gather", "fsdp"),
+        Node("wait", Kind.WAIT, (1,), (), (1,), collective=1),
+        Node("user", Kind.COMPUTE, (2,), (2,), (1,), 60.0, "mm"),
+        Node("cast", Kind.COMPUTE, (0,), (3,), (0,), 1.0, "cast"),
+        Node("mm", Kind.COMPUTE, (4,), (4,), (3,), 40.0, "mm"),
+        Node("output", Kind.OUTPUT, (3, 5)),
+    )
+    problem = Problem("behind", nodes, (Storage(1, True), *[Storage(1)] * 4), {"fsdp": Group(8, True)})
+    made = filled(problem, problem.original_order, Options(headroom=99))
+    assert " ".join(problem.names(made.order)) == "x gather cast mm wait user output"
+    assert made.step_us == 1 + 40 + 60
+    assert filled(problem, problem.original_order, Options(budget="profile")).order == problem.original_order
 
 
 def test_where_memory_refuses_it_nothing_is_moved() -> None:

@@ -12,7 +12,6 @@ from overlap_sched.judge.replay import replay
 from overlap_sched.problem import Kind, Node, Problem
 from overlap_sched.problem.contention import Contention
 from overlap_sched.simulate.clock import PlainClock, SharedClock, StepTimes, StepTrail
-from overlap_sched.simulate.drawn import drawn_steps
 from tests.judge.test_contention import contended, two_groups, with_lanes
 from tests.support.examples import examples
 from tests.support.graphs import problems
@@ -75,10 +74,11 @@ def test_drawn_steps_are_those_of_replays_at_these_times(
     problem = problem if contention is None else contended(problem, contention)
     orders = [problem.original_order, random_order(problem, seed)]
     factors = np.random.default_rng(seed).choice((0.0, 0.5, 1.0, 3.0), (len(problem.nodes), 4))
-    for factor, steps_us in zip(factors.T, drawn_steps(problem, orders, factors).T, strict=True):
+    drawn = [StepTimes(problem).drawn(order, factors.T.tolist()) for order in orders]
+    for factor, steps_us in zip(factors.T, np.transpose(drawn), strict=True):
         times = zip(problem.nodes, factor.tolist(), strict=True)
-        drawn = replace(problem, nodes=tuple(node._replace(time_us=node.time_us * by) for node, by in times))
-        assert steps_us == pytest.approx([replay(drawn, order).step_us for order in orders], rel=1e-9)
+        at_draw = replace(problem, nodes=tuple(node._replace(time_us=node.time_us * by) for node, by in times))
+        assert steps_us == pytest.approx([replay(at_draw, order).step_us for order in orders], rel=1e-9)
 
 
 @given(problems(), st.none() | with_lanes, SEEDS, st.lists(SEEDS, min_size=1, max_size=4))

@@ -33,8 +33,8 @@ TIMED_ACTIONS, MOST_TRIALS = 4_000_000, 3_000
 """Schedules that are timed while some are improved: so many actions in all of them, per unit of effort, and so many."""
 POLICY_TAKES = 5
 """A schedule by policies takes as long as so many that are only timed."""
-EXACT_ACTIONS = 192
-"""Jobs of so many forwards, input and weight gradients at most are solved exactly."""
+EXACT_ACTIONS, MOST_EXACT_ACTIONS = 192, 800
+"""Jobs of so many forwards, input and weight gradients per unit of effort are solved exactly, and so many at most."""
 EXACT_WORK = 3.0
 """OR-tools' deterministic time for a cut, per unit of effort (about seconds)."""
 OF_A_BOUND = 1e-3
@@ -115,12 +115,9 @@ def find_pipeline(
             tell(f"improving {trial.layout}")
             _improve(trial, effort)
             best_us = min(best_us, trial.step_us)
+    most = min(EXACT_ACTIONS * effort, MOST_EXACT_ACTIONS)
     for trial in trials:
-        if (
-            trial.bound_us < best_us * (1 - SAME)
-            and not post_validation
-            and solvable(trial.search.clock.job, EXACT_ACTIONS)
-        ):
+        if trial.bound_us < best_us * (1 - SAME) and not post_validation and solvable(trial.search.clock.job, most):
             tell(f"solving {trial.layout} exactly")
             _solve(trial, best_us, EXACT_WORK * effort)
             best_us = min(best_us, trial.step_us)
@@ -192,7 +189,7 @@ def _solve(trial: _Trial, best_us: float, work: float) -> None:
     """Add the optimum of a small job, or what is found on the way, and sharpen its bound; ``best_us``: of all."""
     search = trial.search
     start = search.made[0].schedule if search.made and trial.step_us <= best_us else None
-    schedule, bound_us = exact_pipeline(search.clock.job, start, best_us, work)
+    schedule, bound_us = exact_pipeline(search.clock.job, start, best_us, work, trial.bound_us)
     if start is None or bound_us <= best_us:  # else its rounding is at fault: there is a schedule
         trial.bound_us = max(trial.bound_us, min(bound_us, best_us))
     if schedule is not None:

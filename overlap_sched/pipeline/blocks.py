@@ -184,8 +184,8 @@ def repeat_block(
 ) -> PipelineSchedule:
     """Repeat a block whose passes all take one slot, whole backwards two, in the memory that it needs unchanged."""
     slot, line = PipelineBlock(1.0), tuple(range(layout.count(ranks)))
-    apart = (slot, slot) if halves else ()
-    stage = PipelineStage(slot, PipelineBlock(2.0), *apart, saved_bytes=1, kept_bytes=1)
+    half = slot if halves else None
+    stage = PipelineStage(slot, PipelineBlock(2.0), half, half, saved_bytes=1, kept_bytes=1)
     job = layout.put(PipelineJob("", (stage,) * len(line), line, ranks, (Route(line, range(micro_batches)),)))
     orders, last = block_orders(job, shape), W if halves else B
     most = max(max(accumulate((a.kind is F) - (a.kind is last) for a in order)) for order in orders)

@@ -50,7 +50,7 @@ def _halves_are_enough(stage: PipelineStage) -> bool:
 
 
 def exact_pipeline(
-    job: PipelineJob, start: PipelineSchedule | None, most_us: float, work: float
+    job: PipelineJob, start: PipelineSchedule | None, most_us: float, work: float, low_us: float = 0.0
 ) -> tuple[PipelineSchedule | None, float]:
     """Solve a job whose stages have both halves of backward.
 
@@ -59,6 +59,7 @@ def exact_pipeline(
         start: A schedule to begin from.
         most_us: A step that is known, or infinite; what is longer is not looked for.
         work: OR-tools' deterministic time, about seconds.
+        low_us: No step is below.
 
     Returns:
         The best order, if one was found, and a bound, 0 where nothing is known: no schedule of this layout within the
@@ -132,6 +133,7 @@ def exact_pipeline(
         sizes = [(interval, size // unit) for interval, size in live[rank] if size >= unit]
         model.add_cumulative(*([one[k] for one in sizes] for k in (0, 1)), max(room // unit, 0))
     step = instant()
+    model.add(step >= min(int(low_us / tick_us), horizon))
     for end in ends.values():
         model.add(step >= end)
     model.minimize(step)

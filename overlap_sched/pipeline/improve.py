@@ -121,7 +121,8 @@ class _TabuWalk:
         """Return the ranks and positions of the chain of actions that ends last, from its end."""
         times, path = self.times, list[tuple[int, int]]()
         place = {one: (rank, k) for rank, order in enumerate(self.now) for k, one in enumerate(order)}
-        one = max(max(self.now, key=times.span_us), key=times.end_us.__getitem__)
+        longest: list[int] = max(self.now, key=times.span_us)
+        one = max(longest, key=times.end_us.__getitem__)
         while True:
             rank, k = place[one]
             path.append((rank, k))

@@ -140,7 +140,7 @@ def without_contention(task: Task, reference: Reference, best: Candidate) -> Can
     if not task.problem.contention:
         return best
     plain = replace(task, problem=replace(task.problem, contention=NO_CONTENTION))
-    found = ALL.run(plain, plain.reference(reference.order), plain.measured(best.order))
+    found = ALL.run(plain, plain.reference(tuple(reference.order)), plain.measured(best.order))
     return best.or_better(task.remeasured(found, found.order), found.work)
 
 

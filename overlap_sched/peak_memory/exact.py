@@ -198,6 +198,8 @@ def _improved(plan: MemoryPlan, preserve: Preserve, limit_bytes: int, ends_at: f
             break
         else:
             length *= 2
+    if best.peak_node < 0:  # where inputs are, which come first in every order
+        bound = best.peak_bytes
     if best.peak_bytes >= plan.peak_bytes:
         return replace(plan, bound_bytes=min(bound, plan.peak_bytes))
     order, peak = lead_with_inputs(graph, best.order), best.peak_bytes

@@ -132,7 +132,7 @@ def find_pipeline(
     return FoundPipeline(plan, bound_us, min(any_cut_us, bound_us), str(best.layout), made.made_from, made.step_us)
 
 
-def _trials(job: PipelineJob, own: bool) -> tuple[list[_Trial], float]:
+def _trials(job: PipelineJob, post_validation: bool) -> tuple[list[_Trial], float]:
     """List what is tried, that with the lowest bound first, without that whose parameters alone do not fit.
 
     And a step that no cut is below.
@@ -158,11 +158,11 @@ def _trials(job: PipelineJob, own: bool) -> tuple[list[_Trial], float]:
                 continue
             limits = placed.memory_limit_bytes or (inf,) * job.ranks
             if all(static <= limit for static, limit in zip(placed.static_bytes, limits, strict=True)):
-                found.append(_Trial(layout, how, units, ScheduleSearch(placed, own), limited_bound_us(placed, own)))
-    if own:  # on average
-        low_us = (
-            least_part(job) * job.micro_batches * sum(s.forward.time_us + s.whole_us for s in job.stages) / job.ranks
-        )
+                bound_us = limited_bound_us(placed, post_validation)
+                found.append(_Trial(layout, how, units, ScheduleSearch(placed, post_validation), bound_us))
+    if post_validation:  # no rank waits for others, so the longest takes as long as ranks do on average, or longer
+        whole_us = job.micro_batches * sum(stage.forward.time_us + stage.whole_us for stage in job.stages)
+        low_us = least_part(job) * whole_us / job.ranks
     return sorted(found, key=lambda trial: trial.bound_us), low_us
 
 

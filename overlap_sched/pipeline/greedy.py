@@ -245,8 +245,8 @@ class ScheduleSearch:
         best_us: The shortest that is known, of other cuts, too.
     """
 
-    def __init__(self, job: PipelineJob, own: bool = False) -> None:
-        self.clock, self.made, self.best_us = PipelineClock(job, own), list[MadeSchedule](), inf
+    def __init__(self, job: PipelineJob, post_validation: bool = False) -> None:
+        self.clock, self.made, self.best_us = PipelineClock(job, post_validation), list[MadeSchedule](), inf
         self._seen: dict[tuple[object, ...], float] = {}
         self._pairs = least_part(job) < 1.0
 

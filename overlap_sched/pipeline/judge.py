@@ -204,12 +204,12 @@ def _deadlock(job: PipelineJob, schedule: PipelineSchedule) -> str | None:
     return f"ranks wait for each other: {' before '.join(names)}"
 
 
-def pipeline_bound_us(job: PipelineJob, own: bool = False) -> float:
+def pipeline_bound_us(job: PipelineJob, post_validation: bool = False) -> float:
     """The bound in any memory, in microseconds; linear in stages, quadratic in the stages of one rank.
 
-    ``own``: of the longest rank from its first action to its last, not of the step.
+    ``post_validation``: of the longest rank from its first action to its last, not of the step.
     """
-    ways, bounds = _ways(job, own), list[float]()
+    ways, bounds = _ways(job, post_validation), list[float]()
     for s, way in ways.items():
         one_us, count = job.stages[s].forward.time_us + job.stages[s].down_us, len(job.route_of[s].micro_batches)
         bounds.append(way.head_us + max(one_us, count * (one_us - _saved_us(job, s, [s], "down_us"))) + way.tail_us)
@@ -233,9 +233,9 @@ def pipeline_bound_us(job: PipelineJob, own: bool = False) -> float:
     return max(bounds)
 
 
-def limited_bound_us(job: PipelineJob, own: bool = False) -> float:
+def limited_bound_us(job: PipelineJob, post_validation: bool = False) -> float:
     """The bound within the limits; infinite where a rank has no room for one micro-batch of a stage."""
-    bounds, ways = [pipeline_bound_us(job, own)], _ways(job, own)
+    bounds, ways = [pipeline_bound_us(job, post_validation)], _ways(job, post_validation)
     for rank, limit in enumerate(job.memory_limit_bytes or ()):
         room, area = limit - job.static_bytes[rank], 0.0
         for s in job.stages_of[rank]:
@@ -289,8 +289,8 @@ class _StageWays(NamedTuple):
     held_us: float
 
 
-def _ways(job: PipelineJob, own: bool) -> dict[int, _StageWays]:
-    """``own``: without what comes before a rank's first action or behind its last."""
+def _ways(job: PipelineJob, post_validation: bool) -> dict[int, _StageWays]:
+    """``post_validation``: without what comes before a rank's first action or behind its last."""
     found: dict[int, _StageWays] = {}
     for route in job.routes:
         first = job.stages[route.stages[0]]
@@ -303,7 +303,7 @@ def _ways(job: PipelineJob, own: bool) -> dict[int, _StageWays]:
         last = job.stages[route.stages[-1]]
         for s, head_us, way_us in zip(route.stages, heads, backs, strict=True):
             held_us = heads[-1] - head_us + backs[-1] - way_us + last.forward.time_us + last.down_us
-            around = (0.0, 0.0, 0.0) if own else (head_us, way_us + tail_us, way_us)
+            around = (0.0, 0.0, 0.0) if post_validation else (head_us, way_us + tail_us, way_us)
             found[s] = _StageWays(*around, held_us)
     return found
 

@@ -166,7 +166,7 @@ class PipelineClock:
     A token is an input of an item: of an action the output of another stage, of a step the reduction of its gradients.
 
     Attributes:
-        own: It says how long the rank takes that takes longest from its first item to its last, not the step.
+        post_validation: A step is the time of the longest rank, from its first item to the end of its last.
         items: By number. time_us: What each takes.
         needs: By item, the tokens that it needs.
         start_us, end_us: By item, of the schedule that was timed last, as are all of these:
@@ -174,8 +174,8 @@ class PipelineClock:
         ran: Items in an order in which each comes behind what it needs.
     """
 
-    def __init__(self, job: PipelineJob, own: bool = False) -> None:
-        self.own, self.job, self.items, self.number = own, job, list[Item](), dict[Item, int]()
+    def __init__(self, job: PipelineJob, post_validation: bool = False) -> None:
+        self.post_validation, self.job, self.items, self.number = post_validation, job, list[Item](), dict[Item, int]()
         self.time_us, self.needs, self.ran = list[float](), list[list[int]](), list[int]()
         self._tokens, self._streams, self._reduces = dict[Action, int](), dict[tuple[int, int], int](), list[bool]()
         self._makes: list[list[tuple[int, int, float, Action]]] = []  # per item: token, stream, time of transfer, maker
@@ -265,11 +265,11 @@ class PipelineClock:
             at[rank], clock[rank] = k, now
         if len(ran) < sum(map(len, orders)):
             return inf
-        return max(map(self.span_us, orders)) if self.own else max([*clock, *reduced, *free])
+        return max(map(self.span_us, orders)) if self.post_validation else max([*clock, *reduced, *free])
 
     def span_us(self, order: list[int]) -> float:
         """The time until all items of a rank have ended; where ranks do not wait for each other, from its first."""
-        return max(self.end_us[one] for one in order) - (self.start_us[order[0]] if self.own else 0.0)
+        return max(self.end_us[one] for one in order) - (self.start_us[order[0]] if self.post_validation else 0.0)
 
     def replay(self, schedule: PipelineSchedule) -> PipelineReplay:
         """Time a schedule; raises as :func:`replay_pipeline`."""

@@ -10,7 +10,7 @@ With ``inductor_compilation="full"`` Inductor would order the graph anew: there 
 """
 
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any
 
@@ -128,7 +128,7 @@ def order_stages(trainer: Any, settings: Settings) -> str | None:
     from torchtitan.experiments.graph_trainer.graph_pp import graph_builder
 
     runtime: Any = getattr(trainer, "pp_schedule", None)
-    provider: Any = getattr(runtime, "graph_provider", None)
+    provider = getattr(runtime, "graph_provider", None)
     if not hasattr(provider, "prepare_graphs") or not hasattr(graph_builder, "final_inductor_compile_passes"):
         return "with pipeline parallelism it needs torchtitan's GraphPP, as torchtitan 0.3.0 has it"
     if settings.fits:
@@ -137,20 +137,7 @@ def order_stages(trainer: Any, settings: Settings) -> str | None:
     if settings.ranks is None:
         settings = replace(settings, ranks=ranks_of_stages(trainer.parallel_dims))
     safe_gathers_with(trainer)  # gloo only
-    prepare, theirs = provider.prepare_graphs, graph_builder.final_inductor_compile_passes
-
-    def ours_first(compile_config: Any, **how: Any) -> list[GraphPass]:
-        return with_ours_or_not(theirs(compile_config, **how), compile_config, settings)
-
-    def prepare_ordered(*schedule: Any, **named: Any) -> Any:
-        """Once per step, of which the first compiles; meanwhile every list of passes has ours before what compiles."""
-        graph_builder.final_inductor_compile_passes = ours_first
-        try:
-            return prepare(*schedule, **named)
-        finally:
-            graph_builder.final_inductor_compile_passes = theirs
-
-    provider.prepare_graphs = prepare_ordered
+    runtime.graph_provider = OrderedStages(provider, settings, graph_builder)
     return None
 
 
@@ -169,3 +156,34 @@ def ranks_of_stages(dims: Any) -> list[int]:
         raise UnsupportedError(f"ranks {column} are not a pipeline that is the outermost dimension of a mesh")
     first = mesh.get_local_rank() * stride
     return list(range(first, first + stride))
+
+
+@dataclass
+class OrderedStages:
+    """torchtitan's provider of stage graphs, ours in its place: what it compiles is ordered first.
+
+    Attributes:
+        provider: torchtitan's.
+        settings: Of the job, with the ranks that hold the same stages.
+        builder: torchtitan's module that compiles the graphs.
+    """
+
+    provider: Any
+    settings: Settings
+    builder: Any
+
+    def prepare_graphs(self, *schedule: Any, **named: Any) -> Any:
+        """Prepare them as torchtitan does, once per step; it compiles in the first.
+
+        Meanwhile the list of passes of every graph that it compiles has ours before what compiles.
+        """
+        theirs = self.builder.final_inductor_compile_passes
+
+        def ours_first(compile_config: Any, **how: Any) -> list[GraphPass]:
+            return with_ours_or_not(theirs(compile_config, **how), compile_config, self.settings)
+
+        self.builder.final_inductor_compile_passes = ours_first
+        try:
+            return self.provider.prepare_graphs(*schedule, **named)
+        finally:
+            self.builder.final_inductor_compile_passes = theirs

@@ -135,7 +135,7 @@ def test_the_example_of_the_documents_is_what_is_printed(cli: Command, tmp_path:
     words = cli.words("pipeline", str(path))
     lines = page[page.index("## By numbers") :].splitlines()
     rows = [line for line in lines if line.startswith(("| gpipe", "| 1f1b", "| inter", "| zb", "| dual"))]
-    assert len(rows) == 7
+    assert len(rows) == 8
     for row in rows:
         assert " ".join(row.replace("|", " ").split()) in words
 

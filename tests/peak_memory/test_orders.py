@@ -24,7 +24,7 @@ from tests.support.examples import examples
 from tests.support.graphs import problems
 from tests.support.oracle import all_orders, peak_by_definition, random_order
 
-SMALL = examples(60, settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]))
+SMALL = examples(60, settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]))
 """For those that try every order of a graph, and pass over graphs with too many."""
 PRESERVES = st.sampled_from(("none", "group", "all", "waits"))
 
@@ -293,7 +293,7 @@ def test_program_of_the_whole_graph_is_exact(problem: Problem, pins: int, at_end
         plan = exact_order(problem, "group")
     assert allowed(problem, list(plan.order), "group")
     assert max(peak_by_definition(problem, list(plan.order))) == plan.peak_bytes == lowest
-    assert plan.bound_bytes == lowest or plan.order == problem.original_order  # its peak is where inputs are
+    assert plan.bound_bytes == lowest
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from overlap_sched.pipeline.job import PipelineJob, PipelineLink
 from overlap_sched.pipeline.judge import pipeline_bound_us, violation
 from overlap_sched.pipeline.layout import Cut
 from overlap_sched.pipeline.named import NAMED, NamedSchedule, cut_for, interleaved_in, lay_out_named
-from overlap_sched.pipeline.replay import PipelineReplay, RankPeak, inside_us, pipeline_peaks, replay_pipeline
+from overlap_sched.pipeline.replay import PipelineReplay, RankPeak, item_block, pipeline_peaks, replay_pipeline
 
 INTERLEAVED = "interleaved", "interleaved-zb"
 FEW = 4
@@ -54,7 +54,7 @@ class PlannedPipeline:
     @property
     def inside_us(self) -> tuple[float, ...]:
         """Per rank, the time in which compute waits for collectives inside of its graphs."""
-        return tuple(sum(inside_us(self.job, run.item) for run in items) for items in self.replay.items)
+        return tuple(sum(item_block(self.job, run.item).exposed_us for run in items) for items in self.replay.items)
 
     @property
     def shortage(self) -> RankShortage | None:

@@ -25,7 +25,7 @@ from overlap_sched.pipeline.best import FOUND, OF_A_BOUND, FoundPipeline
 from overlap_sched.pipeline.compare import ChangedJob, PlannedPipeline, RankShortage
 from overlap_sched.pipeline.graphs import JobGraphs
 from overlap_sched.pipeline.job import PipelineJob
-from overlap_sched.pipeline.replay import RunItem, inside_us, memory_curves
+from overlap_sched.pipeline.replay import RunItem, item_block, memory_curves
 from overlap_sched.report.colours import EXPOSED, PIPELINE
 from overlap_sched.report.table import captioned_table
 from overlap_sched.report.units import count, duration, from_to, memory_unit, printable, size, time_unit
@@ -113,7 +113,7 @@ def _legend(drawn: Sequence[PlannedPipeline]) -> str:
         if letter in letters:
             words[colour].append(what)
     entries = [(colour, ", ".join(what)) for colour, what in words.items()] + [("var(--memory)", "live bytes")]
-    if any(inside_us(one.job, run.item) for one, run in runs):
+    if any(item_block(one.job, run.item).exposed_us for one, run in runs):
         entries.append((EXPOSED, "compute waits for collectives inside"))
     if any(one.job.memory_limit_bytes for one in drawn):
         entries += [(EXPOSED, "memory limit"), ("#d9534f", "a rank above it")]
@@ -166,7 +166,7 @@ def _rank(one: PlannedPipeline, rank: int, curve: Curve, scale: float) -> str:
     shapes = [f"<rect class='idle' x='0' width='{end:.2f}%' height='{ROW}'/>"]
     for run in one.replay.items[rank]:
         shapes += _boxes(run, run.start_us * scale, (run.end_us - run.start_us) * scale, first)
-        inside = inside_us(one.job, run.item) * scale
+        inside = item_block(one.job, run.item).exposed_us * scale
         if inside >= SEEN:
             at = f"x='{run.start_us * scale:.2f}%' y='{ROW - WAITS}' width='{inside:.2f}%'"
             shapes.append(f"<rect class='waits' {at} height='{WAITS}'/>")

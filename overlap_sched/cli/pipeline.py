@@ -1,21 +1,23 @@
 """``overlap-sched pipeline``: its options, and what it answers."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import cache, partial
+from itertools import product
 from typing import NamedTuple
 
 from rich.console import RenderableType
 
 from overlap_sched.cli.arguments import LEFT, Input, PipelineCommand
 from overlap_sched.cli.input import Printed, Tell, is_dump, load
+from overlap_sched.cli.vary import read_axes
 from overlap_sched.errors import OptionsError, PipelineError
 from overlap_sched.options import Options
 from overlap_sched.pipeline import compare
 from overlap_sched.pipeline.best import FOUND, FoundPipeline, find_pipeline
 from overlap_sched.pipeline.csv_file import schedule_csv
 from overlap_sched.pipeline.graphs import GraphSource, JobGraphs, offer
-from overlap_sched.pipeline.job import PipelineJob
+from overlap_sched.pipeline.job import PipelineJob, scale_links
 from overlap_sched.pipeline.job_file import read_job
 from overlap_sched.problem import Order, Problem
 from overlap_sched.report import pipeline as report
@@ -24,6 +26,9 @@ from overlap_sched.report.files import write_file
 from overlap_sched.report.units import count, printable
 from overlap_sched.scheduler.driver import schedule
 
+WHOLE = "micro_batches", "ranks"
+"""What may be varied in whole numbers; they take the place of those of the file."""
+
 
 def run_pipeline(command: PipelineCommand, tell: Tell) -> Printed:
     """Plan the schedules; what to print: JSON, or tables and notes."""
@@ -31,11 +36,11 @@ def run_pipeline(command: PipelineCommand, tell: Tell) -> Printed:
         raise OptionsError(f"--schedule {FOUND} is what --find finds: give --find, too.")
     if command.post_validation and command.find is None:
         raise OptionsError("--post-validation says what --find aims at: give --find, too.")
-    changes = compare.read_changes(command.vary)
+    changes = _read_changes(command.vary)
     for name in (*_split(command.schedules), *_split("" if command.schedule == FOUND else command.schedule)):
         compare.named(name)
     plan = _planner(command, tell)
-    one = plan(compare.ChangedJob())
+    one = plan(())
     if one.found is None:
         if not command.vary:
             _check_fits(one, command.find is not None)
@@ -76,7 +81,7 @@ class _Planned(NamedTuple):
         return self.named if self.found is None else (*self.named, self.found.plan)
 
 
-def _planner(command: PipelineCommand, tell: Tell) -> Callable[[compare.ChangedJob], _Planned]:
+def _planner(command: PipelineCommand, tell: Tell) -> Callable[[report.Change], _Planned]:
     """Return what plans the job as it is and changed; graphs and jobs are read once for each headroom."""
 
     @cache
@@ -95,14 +100,15 @@ def _planner(command: PipelineCommand, tell: Tell) -> Callable[[compare.ChangedJ
         return JobGraphs(read_graph, None if headroom is None else order)
 
     @cache
-    def job_in(change: compare.ChangedJob, headroom: int | str | None) -> PipelineJob:
-        job = read_job(command.job, graphs_in(headroom), command.limits, change.instead)
-        return graphs_in(headroom).with_pairs(change.linked(job), tell)
+    def job_in(change: report.Change, headroom: int | str | None) -> PipelineJob:
+        instead = {name: int(value) for name, value in change if name in WHOLE}
+        job = read_job(command.job, graphs_in(headroom), command.limits, instead)
+        return graphs_in(headroom).with_pairs(scale_links(job, dict(change).get("links", 1.0)), tell)
 
     def search(job: PipelineJob) -> FoundPipeline | None:
         return None if command.find is None else find_pipeline(job, command.find, tell, command.post_validation)
 
-    def plan(change: compare.ChangedJob) -> _Planned:
+    def plan(change: report.Change) -> _Planned:
         headroom = 0 if command.order_graphs == LEFT else command.order_graphs
         job, graphs = job_in(change, headroom), graphs_in(headroom)
         if command.order_graphs is not None and not graphs.graphs:
@@ -125,6 +131,14 @@ def _planner(command: PipelineCommand, tell: Tell) -> Callable[[compare.ChangedJ
         return _Planned(job, graphs, planned, cannot, found)
 
     return plan
+
+
+def _read_changes(texts: Iterable[str]) -> list[report.Change]:
+    found = read_axes(texts, (*WHOLE, "links"), "micro_batches=8,16,32 links=0.5,2", 64)
+    for name in WHOLE:
+        if parts := [value for value in found.get(name, ()) if value % 1]:
+            raise OptionsError(f"--vary {name}={parts[0]:g}: {name} are whole numbers.")
+    return [tuple(zip(found, values, strict=True)) for values in product(*found.values())] if found else []
 
 
 def _split(names: str) -> list[str]:

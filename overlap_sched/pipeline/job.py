@@ -275,6 +275,12 @@ def with_recomputation(
     return replace(stage, recomputed=again)
 
 
+def scale_links(job: PipelineJob, factor: float) -> PipelineJob:
+    """The job with links of so many times their bandwidth."""
+    links = (replace(one, bytes_per_s=one.bytes_per_s * factor) for one in (job.link, *job.links.values()))
+    return replace(job, link=next(links), links=dict(zip(job.links, links, strict=True)))
+
+
 def recompute_stages(job: PipelineJob, units: Iterable[int]) -> PipelineJob:
     """The job with some stages run the other way, those that have one. What pairs take is known of the first way."""
     again = {unit for unit in units if job.stages[unit].recomputed is not None}

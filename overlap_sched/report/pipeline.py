@@ -22,7 +22,7 @@ from rich.table import Table
 from overlap_sched import __version__
 from overlap_sched.pipeline.action import parts
 from overlap_sched.pipeline.best import FOUND, OF_A_BOUND, FoundPipeline
-from overlap_sched.pipeline.compare import ChangedJob, PlannedPipeline, RankShortage
+from overlap_sched.pipeline.compare import PlannedPipeline, RankShortage
 from overlap_sched.pipeline.graphs import JobGraphs
 from overlap_sched.pipeline.job import PipelineJob
 from overlap_sched.pipeline.replay import RunItem, item_block, memory_curves
@@ -274,7 +274,9 @@ def peaks_table(planned: Sequence[PlannedPipeline]) -> Table | str:
     return captioned_table(f"Peak memory by rank, {name}", "", numbers, "schedule", rows)
 
 
-Varied = Sequence[tuple[ChangedJob, Sequence[PlannedPipeline]]]
+Change = tuple[tuple[str, float], ...]
+"""What is varied, and its values: a combination."""
+Varied = Sequence[tuple[Change, Sequence[PlannedPipeline]]]
 """Changes of a job, each with its schedules."""
 
 
@@ -282,14 +284,14 @@ def varied_table(varied: Varied) -> Table:
     """A row per change: the shortest schedule that fits."""
     rows = []
     for change, planned in varied:
-        values, one = [f"{value:g}" for _, value in change.values], find_shortest(planned)
+        values, one = [f"{value:g}" for _, value in change], find_shortest(planned)
         cells = [""] * 4
         if one is not None:
             step_us, peak = one.replay.step_us, max(peak.bytes for peak in one.peaks)
             cells = [duration(step_us), duration(step_us / one.job.micro_batches), size(peak)]
             cells.append(f"{gap_percent(step_us, one.bound_us):.2f} %")
         rows.append(["none fits" if one is None else one.name, *values, *cells])
-    names = (name.replace("_", "-") for name, _ in varied[0][0].values)
+    names = (name.replace("_", "-") for name, _ in varied[0][0])
     caption = "Simulated. The shortest schedule that fits; links: factor on their bandwidth between stages."
     return captioned_table("What if", caption, (*names, "step", "per micro-batch", "peak", "gap"), "schedule", rows)
 

@@ -118,12 +118,13 @@ def _planner(command: PipelineCommand, tell: Tell) -> Callable[[report.Change], 
         planned, cannot = compare.compare_schedules(job, wanted)
         found = search(job)
         if command.order_graphs == LEFT:
-            again = partial(job_in, change)
-            planned = tuple(
-                compare.with_room(one, again, partial(compare.plan_pipeline, of=compare.named(one.name)))
-                for one in planned
-            )
-            more = search(again(room)) if found is not None and (room := compare.left_bytes(found.plan)) else None
+
+            def again(room: int, name: str) -> compare.PlannedPipeline:
+                return compare.plan_pipeline(job_in(change, room), compare.named(name))
+
+            planned = tuple(compare.with_room(one, partial(again, name=one.name)) for one in planned)
+            room = 0 if found is None else compare.left_bytes(found.plan)
+            more = search(job_in(change, room)) if room else None
             if found is not None and more is not None:  # graphs ordered in what was left: the shorter of both
                 best = min(found, more, key=lambda one: one.aim_us)
                 bounds = {key: min(getattr(found, key), getattr(more, key)) for key in ("bound_us", "any_cut_us")}

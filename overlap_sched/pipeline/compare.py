@@ -84,17 +84,15 @@ def named(name: str) -> NamedSchedule:
     Raises:
         PipelineError: There is none of that name.
     """
-    found = next((one for one in NAMED if one.name == name), None)
-    what, _, chunks = name.partition(":")
-    if found is None and what in INTERLEAVED and chunks.isdecimal() and 1 <= len(chunks) <= 4 and int(chunks) > 0:
+    known, (what, _, chunks) = {one.name: one for one in NAMED}, name.partition(":")
+    if what in INTERLEAVED and chunks.isdecimal() and 1 <= len(chunks) <= 4 and int(chunks) > 0:
         return interleaved_in(int(chunks), what == INTERLEAVED[1])
-    if found is None:
-        known, dealt = ", ".join(one.name for one in NAMED), ", ".join(f"{one}:V" for one in INTERLEAVED)
+    if name not in known:
         raise PipelineError(
-            f"{name[:40]!r} is no schedule. Give some of {known}, and {dealt} with V stages per rank."
-            f"{close_to(name.lower(), [one.name for one in NAMED])}"
+            f"{name[:40]!r} is no schedule. Give some of {', '.join(known)}, and {':V, '.join(INTERLEAVED)}:V with V "
+            f"stages per rank.{close_to(name.lower(), known)}"
         )
-    return found
+    return known[name]
 
 
 def plan_pipeline(job: PipelineJob, of: NamedSchedule, cut: Cut | None = None) -> PlannedPipeline:
@@ -150,19 +148,12 @@ def left_bytes(planned: PlannedPipeline) -> int:
     return 1 << (least.bit_length() - 1) if least >= LEAST else 0
 
 
-def with_room(
-    planned: PlannedPipeline, job_with: Callable[[int], PipelineJob], plan: Callable[[PipelineJob], PlannedPipeline]
-) -> PlannedPipeline:
+def with_room(planned: PlannedPipeline, plan: Callable[[int], PlannedPipeline]) -> PlannedPipeline:
     """The same schedule with its graphs ordered in what it leaves, where that is shorter and fits; else as it was.
 
     Args:
         planned: With its graphs ordered in no more than their peaks.
-        job_with: The job with its graphs ordered with so many bytes above their peaks.
-        plan: Makes the schedule for a job.
+        plan: Makes the schedule with its graphs ordered with so many bytes above their peaks.
     """
-    room = left_bytes(planned)
-    if not room:
-        return planned
-    more = plan(job_with(room))
-    shorter = more.shortage is None and more.replay.step_us < planned.replay.step_us
-    return more if shorter else planned
+    more = plan(room) if (room := left_bytes(planned)) else planned
+    return more if more.shortage is None and more.replay.step_us < planned.replay.step_us else planned

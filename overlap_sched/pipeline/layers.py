@@ -17,7 +17,7 @@ backward uses, saved or computed again, have the same names there: they say whic
 """
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -119,16 +119,16 @@ class _Chain:
     waists: list[NodeId]
 
     def bytes_of(self, storages: Iterable[StorageId]) -> int:
-        """Of all of them."""
+        """Add up those of storages."""
         return sum(self.problem.storages[s].bytes for s in storages)
 
     def names_of(self, storages: Iterable[StorageId]) -> list[str]:
-        """Of the nodes that make them, inputs aside."""
+        """List the nodes that make storages, inputs aside."""
         makers = (self.problem.nodes[self.problem.maker[s]] for s in sorted(storages))
         return [node.name for node in makers if node.kind is not Kind.INPUT]
 
     def ends(self, place: Sequence[int]) -> dict[int, set[StorageId]]:
-        """By place, what the last waist there holds."""
+        """Give by place what the last waist there holds."""
         return {place[v]: _storages(self.problem.nodes[v]) for v in self.waists}
 
 
@@ -187,13 +187,13 @@ def _settle(problem: Problem, place: Iterable[int]) -> list[int]:
 
 def _layers_of_segments(chain: _Chain) -> tuple[list[int], str]:
     """Per segment, and one more, 0 (embedding), a layer from 1 on, or behind the last the head; and how found."""
-    nodes, count = chain.problem.nodes, len(chain.waists)
-    named = zip(_settle(chain.problem, chain.depth), (_NUMBER.search(node.module) for node in nodes), strict=True)
-    found = sorted((at.string[: at.start()], k, int(at[1])) for k, at in named if at)
-    numbers = Counter(module for module, _ in dict.fromkeys((module, number) for module, _, number in found))
-    container, most = max(numbers.items(), key=lambda one: one[1], default=("", 0))
-    if most > 1:
-        highest = {k: number for module, k, number in found if module == container}
+    nodes, count, found = chain.problem.nodes, len(chain.waists), defaultdict[str, set[tuple[int, int]]](set)
+    for node, k in zip(nodes, _settle(chain.problem, chain.depth), strict=True):
+        if at := _NUMBER.search(node.module):
+            found[node.module[: at.start()]].add((k, int(at[1])))
+    container = max(sorted(found), key=lambda module: len({number for _, number in found[module]}), default="")
+    highest = dict(sorted(found[container]))
+    if len({number for _, number in found[container]}) > 1:
         start = min(highest)
         reached = list(accumulate((highest.get(k, 0) for k in range(start, max(highest) + 1)), max))
         layers = [1 + sorted({*reached}).index(number) for number in reached]

@@ -45,7 +45,7 @@ def block_of(job: PipelineJob, action: Action) -> PipelineBlock:
 
 
 def item_block(job: PipelineJob, item: Item) -> PipelineBlock:
-    """What an item takes: of a pair as the job knows it, else what both of its actions take."""
+    """Look up what an item takes: of a pair as the job knows it, else as both of its actions do."""
     blocks = [block_of(job, action) for action in parts(item)]
     if not isinstance(item, Pair):
         return blocks[0]

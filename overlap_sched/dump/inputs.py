@@ -29,7 +29,7 @@ import torch
 from torch import fx
 
 from overlap_sched.dump.graph import Literals, ParsedGraph, device_named, dotted
-from overlap_sched.dump.source import Attribute
+from overlap_sched.dump.source import BY_SIZE
 from overlap_sched.dump.values import fake_tensor
 from overlap_sched.errors import DumpError
 from overlap_sched.fx.sizes import Interval, SizeLimits
@@ -227,39 +227,6 @@ class InputMaker:
             raise DumpError(f"{fault}. Was the line edited?") from None
 
 
-_BY_SIZE = ("zeros", "ones", "empty", "randn", "rand", "full")
-_TENSORS = {"tensor", "torch.tensor", "torch.nn.Parameter", "Parameter", "FakeTensor", "torch.randint"}
-_TENSORS |= {*_BY_SIZE, *(f"torch.{name}" for name in _BY_SIZE)}
-
-
-def read_attributes(path: str, attributes: Sequence[Attribute]) -> dict[str, ast.expr | None]:
-    """Read what each attribute is set to, by name; None where it is a submodule.
-
-    torch writes (``torch._dynamo.debug_utils.NNModuleToString``) ``register_buffer('name', tensor(...))`` for up to
-    four elements, ``torch.randn`` or ``torch.randint`` for more, ``torch.nn.Parameter(torch.randn(...))``, each perhaps
-    with ``.to("cuda:0")``; and the repr of a submodule, which need not be Python.
-    """
-    found: dict[str, ast.expr | None] = {}
-    for attribute in attributes:
-        match attribute.statement:
-            case None:
-                found[str(attribute.name)] = None
-            case ast.Assign(targets=[ast.Attribute(attr=name)], value=value):
-                found[name] = value if _is_tensor(value) else None
-            case ast.Expr(value=ast.Call(ast.Attribute(attr="register_buffer"), [ast.Constant(str() as name), value])):
-                found[name] = value
-            case statement:
-                Literals(path, {}).fail(statement, "this statement of __init__ is not understood")
-    return found
-
-
-def _is_tensor(value: ast.expr) -> bool:
-    """Tell whether it is a tensor that torch prints, not the repr of a module."""
-    while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr == "to":
-        value = value.func.value
-    return isinstance(value, ast.Call) and dotted(value.func) in _TENSORS
-
-
 def make_attribute(path: str, value: ast.expr) -> torch.Tensor:
     """Make a fake tensor as the expression describes it; to be called under the fake mode."""
     literals = Literals(path, {"Ellipsis": ...})
@@ -289,7 +256,7 @@ def _described(
         data = torch.tensor(args[0])
         return data.shape, data.dtype
     sizes = list(args[0]) if args and isinstance(args[0], list | tuple) else list(args)
-    known = name.removeprefix("torch.") in _BY_SIZE and args and all(isinstance(size, int) for size in sizes)
+    known = name.removeprefix("torch.") in BY_SIZE and args and all(isinstance(size, int) for size in sizes)
     return (sizes if known else None), default
 
 

@@ -76,7 +76,7 @@ class ParsedDump:
         uses = group_uses(self.graphs)
         self.groups = resolve_groups(path, uses, given, written_groups(path, literal), self.notes)
         self.asked_by_name = {use.name: self.groups[use.name] for use in uses if use.looks_up}
-        self.attributes = inputs.read_attributes(path, source.attributes)
+        self.attributes = source.attributes
         self.inputs = inputs.read_inputs(path, source.load_args)
         names = inputs.symbols_of(source.symbols, self.inputs, self.graphs)
         inputs.check_sizes(path, sizes, names, [node.name for one in self.graphs for node in one.graph.nodes])

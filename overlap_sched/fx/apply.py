@@ -21,11 +21,11 @@ from overlap_sched.problem.pins import pin_notes
 from overlap_sched.report.units import count, duration, size
 from overlap_sched.report.words.graph import AssumedSize, sizes_assumed
 from overlap_sched.report.words.schedule import (
-    apart_line,
     collectives_text,
     reserved_lines,
     reserved_of,
     short_text,
+    together_text,
     why_no_better,
 )
 from overlap_sched.scheduler.driver import Figures, Schedule, schedule
@@ -117,7 +117,7 @@ class Report:
             lines.append(f"  peak budget {size(plan.budget_bytes)} ({plan.options.memory_model} memory model)")
             was = self.made.without.problem if self.made is not None and self.made.schedule is plan else None
             said = [sizes_assumed(self.sizes), *(reserved_lines(reserved_of(plan, was)) if self.changed else ())]
-            lines += [f"  {line}" for line in (*said, short_text(plan), apart_line(plan)) if line]
+            lines += [f"  {line}" for line in (*said, short_text(plan), together_text(plan)) if line]
             lines.append(
                 f"  {count(len(plan.problem.nodes), 'node')}, {collectives_text(plan.problem)}; "
                 f"lifted in {self.lift_s:.2f} s, scheduled in {plan.schedule_s:.2f} s"

@@ -160,12 +160,10 @@ class Kernels:
         unseen = [flow.takes[at] if self.reading.unseen.intersection(vs) else () for at, vs in enumerate(self.called)]
         writes = [(*seen, *more) for seen, more in zip(flow.writes, unseen, strict=True)]
         launches = list(self._launches())
-        chains = hazards.launch_chains(launches)
-        notes["point_to_point"] = sum(map(len, chains))
         for pairs in (
             hazards.storage_hazards(zip(range(len(self.snodes)), flow.takes, writes, strict=True)),
             hazards.impurity_hazards(self._impure()),
-            hazards.chain_hazards(chains),
+            hazards.chain_hazards(launches, notes),
             hazards.blocking_hazards(self._steps({launch.at: (launch.group,) for launch in launches})),
         ):
             hazards.add_hazards(after, pairs)

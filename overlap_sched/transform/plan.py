@@ -58,14 +58,7 @@ from overlap_sched.transform.buckets import (
 from overlap_sched.transform.gathers import gathered_twice, try_gathering_again, try_keeping
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.rewrites import BUCKETED, Bucket, Form, Keep, Recompute, Regather, Rewrite, Stream, to_json
-from overlap_sched.transform.search import (
-    Refuses,
-    RewriteSearch,
-    SearchState,
-    Trial,
-    finish,
-    refuse_nothing,
-)
+from overlap_sched.transform.search import Refuses, RewriteSearch, SearchState, Trial, finish, refuse_nothing
 from overlap_sched.transform.tuning import TUNING as PLANS
 
 FORMS: tuple[Form, ...] = ("coalesced", "copied")

@@ -115,6 +115,17 @@ class Maker(Protocol[V]):
         """Refuse a name that is taken."""
         refuse_if(name in self.named, f"a new node would be named {name!r}, as another one is already.")
 
+    def check_waited(self, name: str, others: Sequence[V]) -> None:
+        """Refuse a collective that others than its waits take."""
+        for v in others:
+            lost = f"{self.name(v)!r} needs the launch of {name!r} itself, not its wait"
+            raise RewriteError(f"{lost}: a rewrite would lose that.")
+
+    def check_writer(self, again: New[V], writer: V) -> None:
+        """Refuse to run a node again where another one writes to what it reads before that."""
+        why = f"{self.name(again.like)!r} cannot run again: {self.name(writer)!r} writes to what it reads before that."
+        refuse_if(self.at[writer] < again.at, why)
+
     def name(self, v: V) -> str:
         """Its name."""
 

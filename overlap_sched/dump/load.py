@@ -338,6 +338,9 @@ def load_dump(
             warnings.simplefilter("ignore")  # what fake kernels say of the dump's own graph
             loaded = _load(make, progress)
             gm = loaded.graph_module()
+    for node in gm.graph.nodes:
+        if module := source.modules.get(dump.parsed.lines.get(node.name, 0)):
+            node.meta["nn_module_stack"] = {"": module}
     gm.meta[GROUPS_KEY] = dict(dump.groups)
     gm.meta[SIZES_KEY] = tuple(AssumedSize(name, "", size, False) for name, size in loaded.guessed.items())
     count, take = f"{len(source.graphs):,} graphs are in the file", "--graph N (in Python graph=N) takes another"

@@ -53,6 +53,8 @@ _CLASS = re.compile(r"^(?: ?\S.*\s)?class +([^\s(]+)\(torch\.nn\.Module\):\s*$")
 _FORWARD, _HEAD = "    def forward(", "class {}(torch.nn.Module):"
 _OVERLOAD = re.compile(r"torch\.ops\.\w+\.\w+\.\w+[(\]]")
 _LISTED = 20
+_MODULE = re.compile(r"#.*(?:\bParamAOTInput\(target=|'module_fqn': )'([^']+)'")
+"""What torch prints of a parameter, and what torchtitan annotates."""
 
 
 @dataclass(frozen=True)
@@ -158,6 +160,7 @@ class DumpSource:
         symbols: Integer hints of symbolic sizes (``s0 = 8`` before ``load_args``).
         chosen: The number of the graph, from 1.
         graphs: All graphs in the file.
+        modules: By line of ``forward``, the module or parameter that a comment names.
         groups: The expression given to ``setup_fake_process_groups``, or else returned by ``get_pg_config``, if any.
     """
 
@@ -168,6 +171,7 @@ class DumpSource:
     load_args: Sequence[ast.stmt]
     symbols: Mapping[str, int]
     groups: ast.expr | None
+    modules: Mapping[int, str]
     chosen: int = 1
     graphs: Sequence[GraphText] = ()
 
@@ -221,6 +225,7 @@ def read_source(path: str | Path, limits: Limits = DEFAULT_LIMITS, graph: int | 
         groups=_groups(name, lines, end),
         chosen=chosen,
         graphs=graphs,
+        modules=_modules(lines, forward, end),
     )
 
 
@@ -312,6 +317,17 @@ def _submodules(path: str, lines: Sequence[str], start: int, forward: int, end: 
     return found
 
 
+def _modules(lines: Sequence[str], start: int, end: int) -> dict[int, str]:
+    """A comment on a line of its own is about all lines up to the next one."""
+    found, current = {}, ""
+    for i in range(start, end):
+        named = _MODULE.search(lines[i])
+        if lines[i].lstrip().startswith("#"):
+            current = named[1] if named else ""
+        found[i + 1] = named[1] if named else current
+    return found
+
+
 def _symbols(lines: Sequence[str]) -> dict[str, int]:
     """``s0 = 8`` at the margin, and ``u0 = u1 = 512`` as people write who fill in what torch did not know."""
     found = {}
@@ -374,6 +390,7 @@ def one_step(forward: DumpSource, backward: DumpSource) -> DumpSource:
         load_args=[*forward.load_args, *_renamed(_arguments(backward.load_args, kept), renamed)],
         symbols={**backward.symbols, **forward.symbols},
         groups=groups,
+        modules={},  # lines of two files
     )
 
 

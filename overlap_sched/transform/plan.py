@@ -63,8 +63,6 @@ from overlap_sched.transform.tuning import TUNING as PLANS
 
 FORMS: tuple[Form, ...] = ("coalesced", "copied")
 """Forms of buckets, the one preferred first: coalesced ones copy nothing."""
-GATHERS = ("all_gather_into_tensor",)
-"""Operators that copy and sum nothing."""
 
 
 class Record(NamedTuple):
@@ -142,7 +140,7 @@ def wanted_of(options: Options, forms: Sequence[Form]) -> Wanted:
         used = tuple(forms)
     elif "coalesce_gathers" in kinds and "coalesced" in forms:
         used = ("coalesced",)
-    ops = BUCKETED if "bucket" in kinds else GATHERS
+    ops = BUCKETED if "bucket" in kinds else BUCKETED[:1]
     return Wanted(used, ops, "stream" in kinds, "keep" in kinds, "regather" in kinds, least)
 
 

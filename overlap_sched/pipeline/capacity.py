@@ -91,7 +91,7 @@ def plan_capacity(question: Question, tell: Callable[[str], None] = lambda text:
 
 def measure_layout(question: Question, layout: Layout, of: NamedSchedule) -> CapacityPlan:
     """What a layout reaches, whether it fits or not, and where its time goes; raises as :func:`even_cut`."""
-    job, model = question.job(layout), question.dimensions
+    job, model = question.job(layout), question.decoder
     planned = plan_pipeline(job, of, even_cut(job, of))
     without = {what: question.job(layout, what) for what in ("tp", "cp", "ep", "dp") if layout.mesh.along(what)[0] > 1}
     if layout.recompute != "none":

@@ -28,7 +28,6 @@ What data parallelism adds, by ``sharding``:
     its gradients behind: compute waits for what is longer than a layer, and is slower beside it, as the cluster says.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any, Literal, NamedTuple
@@ -51,7 +50,6 @@ STATES = {"zero1": (6, 12), "fsdp": (0, 16)}
 bits and two moments, and with FSDP the gradient."""
 GATHERED, REDUCED, UPDATED = 2, 4, 30
 """Bytes of a parameter that are gathered, reduced, and read and written by AdamW."""
-Floats = Sequence[float]
 FUSED = "add+mul"
 """A pointwise kernel of a compiler."""
 
@@ -114,9 +112,8 @@ class ModelDimensions(Table):
     @property
     def kinds(self) -> list[tuple[bool, bool]]:
         """Per layer: it has experts; its attention slides."""
-        return [
-            (self.experts > 0 and k >= self.dense_layers, self.window > 0 and k % 2 == 0) for k in range(self.layers)
-        ]
+        dense, slides = self.dense_layers if self.experts else self.layers, self.window > 0
+        return [(k >= dense, slides and k % 2 == 0) for k in range(self.layers)]
 
     def matmuls(self, routed: bool) -> list[Matmul]:
         """All of a layer; of experts those of one."""
@@ -291,9 +288,8 @@ class LayerPrices:
         work = [sum(us) for us in zip(*(self.matmul_us(*shape) for _, _, shape in matmuls), strict=True)]
         inputs, gradients = (sum(rows * getattr(one, of) for one, rows, _ in matmuls) for of in ("k", "n"))
         remade = sum(rows * one.k for one, rows, _ in matmuls if one.remade)
-        inner = sum(  # elements inside of activation functions
-            rows * one.k for one, rows, _ in matmuls if one.remade and one.split in ("rows", "experts")
-        )
+        activated = ((rows, one) for one, rows, _ in matmuls if one.remade and one.split in ("rows", "experts"))
+        inner = sum(rows * one.k for rows, one in activated)
         qkv = own * (2 * model.kv * model.size + model.heads * (model.size + model.rope))
         again = 4 * own * hidden + (2 + model.gated) * inner
         sorts = 6 if model.experts > ep else 2  # of rows that are sent, read or written
@@ -340,7 +336,7 @@ class LayerPrices:
         return embedding, self.stage(work, [passes_us, passes_us, 0.0], (kept, kept, 3 * logits), held)
 
     def stage(
-        self, work: Floats, waits: Floats, sizes: tuple[int, int, int], own: int, experts: int = 0
+        self, work: list[float], waits: list[float], sizes: tuple[int, int, int], own: int, experts: int = 0
     ) -> PipelineStage:
         """Make a stage, with what data parallelism adds.
 
@@ -363,11 +359,10 @@ class LayerPrices:
         more_us = [max(moved_us - us, moved_us * slowed) * sharded for moved_us, us in moves_us]
         live = [2 * GATHERED, *[3 * GATHERED + REDUCED] * 2]
         sent = 2 * self.tokens // mesh.tp * self.model.hidden
+        waits = [us + more for us, more in zip(waits, more_us, strict=True)]
         ahead, back, weights = (
-            PipelineBlock(
-                us + wait + more, 2 * sizes[2] + held * sharded * (own + experts), sent, exposed_us=wait + more
-            )
-            for us, wait, more, held in zip(work, waits, more_us, live, strict=True)
+            PipelineBlock(us + wait, 2 * sizes[2] + held * sharded * (own + experts), sent, exposed_us=wait)
+            for us, wait, held in zip(work, waits, live, strict=True)
         )
         whole = replace(back, time_us=back.time_us + weights.time_us, exposed_us=back.exposed_us + weights.exposed_us)
         static = STATES[sharding][0] * (own + experts) + STATES[sharding][1] * divided

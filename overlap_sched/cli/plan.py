@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from overlap_sched.cli import arguments
-from overlap_sched.cli.flags import in_flags
 from overlap_sched.cli.input import Loaded, Printed, Tell, Want, cluster_of, options_for, read_input, save
 from overlap_sched.judge.validate import read_order
 from overlap_sched.options import Options
@@ -93,12 +92,9 @@ def run_plan(command: arguments.PlanCommand, tell: Tell) -> Printed:
     if command.json:
         prices = prices_of(command, loaded, rewrites=made is not None)
         return answers.as_json(answers.plan_answer(result, made, reserved, prices, gain)), code
-    device_bytes = result.memory_limit_bytes or loaded.device_bytes or None
-    table = words.summary(result, [*words.gain_rows(result, gain), *words.reserved_rows(reserved, device_bytes)])
-    more = rewrites_text(made) if made is not None else words.pins_text(result)
-    kept = f"The original order was kept: {result.fell_back}" if made is None and result.fell_back is not None else ""
-    short, together = in_flags(words.short_text(result)), words.together_text(result)
-    return tuple(filter(None, (short, table, kept, more, together))), code
+    table = words.summary(result, words.summary_rows(result, reserved, gain, loaded.device_bytes))
+    rewritten = [] if made is None else [rewrites_text(made)]
+    return (table, *rewritten, *words.remarks(result)), code
 
 
 _FLOPS_UNITS = ((1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"), (1.0, "FLOP"))

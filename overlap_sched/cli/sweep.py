@@ -15,13 +15,13 @@ from rich.console import RenderableType
 
 from overlap_sched.cli.arguments import SweepCommand
 from overlap_sched.cli.input import Printed, Tell, Want, cluster_of, options_for, read_input
+from overlap_sched.cli.vary import read_axes
 from overlap_sched.cost import H100
 from overlap_sched.cost.cluster import ASSUMED
 from overlap_sched.cost.repricing import MACHINE, on_machine
 from overlap_sched.errors import OptionsError
 from overlap_sched.judge.validate import broken_promise, measure
 from overlap_sched.options import Options
-from overlap_sched.pipeline.compare import read_axes
 from overlap_sched.problem import Order, Problem
 from overlap_sched.problem.sizes import parse_size
 from overlap_sched.report.answers import SweepAnswer, SweepPoint, SweptOrder, as_json
@@ -188,13 +188,12 @@ def _table(found: SweepAnswer, problem: Problem) -> RenderableType:
         more = more or [gain_text(before.step_us, after.step_us, point.gain_range)]
         rows.append([*values, step, duration(after.exposed_us), peak, f"{point.gap_percent:.2f} %", *more])
     on = "" if found.cluster is None else f" on {printable(found.cluster)}, collectives priced anew"
-    about = f" Noise: median and 95th percentile of {DRAWS} replays with wrong durations."
-    about = about if noisy else " Speed: in brackets nine of ten draws of prices as wrong as measurements say."
+    about = f" Noise: median and 95th percentile of {DRAWS} replays with wrong durations." if noisy else ""
     caption = "Simulated: the original order -> ours. Exposed and peak: of ours. Gap: above any order's bound."
     return captioned_table(
         f"{printable(found.name)}{on}",
         with_contention_line(caption + about, problem.contention),
-        (*names, "step", "exposed", "peak", "gap", *(("median", "p95") if noisy else ("speed",))),
+        (*names, "step", "exposed", "peak", "gap", *(("median", "p95") if noisy else ("speed (9 of 10 draws)",))),
         rows=rows,
     )
 

@@ -119,20 +119,14 @@ def page_data(schedule: Schedule, extras: Extras = NOTHING_ELSE) -> Page:
     ]
     columns = ["original", "scheduled", "change", "limit"]
     gain = words.gain_of(schedule, original)
-    rows = (
-        *words.summary_rows(schedule),
-        *words.gain_rows(schedule, gain),
-        *words.reserved_rows(reserved, schedule.memory_limit_bytes),
-    )
-    summary = [[*row, *[""] * (1 + len(columns) - len(row))] for row in rows]
+    summary = [[*row, *[""] * (5 - len(row))] for row in words.summary_rows(schedule, reserved, gain)]
     if extras.beside is not None:
         title, order = printable(extras.beside[0]), extras.beside[1]
         measured = figures_of(original, measure(original, order))
         beside = replace(schedule, problem=original, order=order, scheduled=measured, decisions=())
-        also = words.reserved_for(original, order, schedule.options)
         runs.append(_run(ranges[0], 0, title, order, measured))
-        also_rows = (*words.gain_rows(beside, words.gain_of(beside)), *words.reserved_rows(also))
-        cells = {row[0]: row[2] for row in (*words.summary_rows(beside), *also_rows)}
+        rows = words.summary_rows(beside, words.reserved_of(beside), words.gain_of(beside))
+        cells = {row[0]: row[2] for row in rows}
         columns.append(title)
         for row in summary:
             row.append(cells.get(row[0], ""))
@@ -141,7 +135,7 @@ def page_data(schedule: Schedule, extras: Extras = NOTHING_ELSE) -> Page:
         "verdict": words.verdict(schedule, original, reserved, extras.fits),
         "columns": columns,
         "summary": summary,
-        "remarks": _remarks(schedule, extras.answer),
+        "remarks": [*words.conditions(schedule).splitlines(), *words.remarks(schedule), *filter(None, [extras.answer])],
         "budget_bytes": schedule.budget_bytes,
         "ops": [printable(op) for op in ops],
         "modules": [printable(module) for module in modules],
@@ -168,20 +162,6 @@ def page_data(schedule: Schedule, extras: Extras = NOTHING_ELSE) -> Page:
         "tried": [] if made is None else [(printable(one.what), rewrites.outcome_text(one)) for one in made.trials],
         "frontier": [{key: getattr(point, key) for key in FIGURES} for point in extras.frontier],
     }
-
-
-def _remarks(schedule: Schedule, answer: str | None) -> list[str]:
-    """The conditions of the table of figures, then the answer, or what went otherwise than wished."""
-    problem = schedule.problem
-    simulated = (
-        f"Every figure on this page is simulated, in the {problem.memory_model} memory model: one compute stream, one "
-        "stream per process group. Limits: a lower bound on any order's step; the memory budget, "
-        f"{words.budget_words(schedule)}."
-    )
-    kept = "" if schedule.fell_back is None else f"The original order was kept: {printable(schedule.fell_back)}."
-    said = words.short_text(schedule) if answer is None else answer
-    lines = words.with_contention_line(simulated, problem.contention).splitlines()
-    return [line for line in (*lines, kept, said) if line]
 
 
 def _graph(ranges: LiveRanges, ops: Sequence[str], groups: Sequence[str], modules: Sequence[str]) -> Page:

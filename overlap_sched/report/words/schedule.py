@@ -2,14 +2,14 @@
 
 import difflib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from msgspec import Struct
 from rich.table import Table
 
-from overlap_sched.cost.spread import DRAWS, gain_range
+from overlap_sched.cost.spread import gain_range
 from overlap_sched.errors import ProblemError
 from overlap_sched.judge.replay import Replay, replay
 from overlap_sched.options import Options, replayed_allocator
@@ -31,8 +31,9 @@ WORDS = {
     "dependency": "what is sent was ready too late for an earlier launch",
     "stream": "another collective was still on the stream",
     "memory": "an earlier launch would not have fitted into the memory budget",
+    "memory_limit": "no order with earlier launches was found that runs in memory_limit",
     "start": "what is launched at the start of the graph is waited for too soon",
-    "choice": "launched where the order has it, although an earlier launch was possible",
+    "choice": "an earlier launch was possible, but not chosen",
     "nothing": "rounding",
 }
 """What each cause is, for people."""
@@ -124,31 +125,16 @@ def collectives_text(problem: Problem) -> str:
     return f"{text} ({blocking:,} block{'s' * (blocking == 1)} compute)" if blocking else text
 
 
-def apart_line(schedule: Schedule) -> str:
-    """Count pairs in flight together before and after, in a line of a report; ``""``: none are."""
-    before, after = schedule.original.groups_together, schedule.scheduled.groups_together
-    return f"pairs of groups that share ranks in flight together: {before:,} -> {after:,}" if before or after else ""
-
-
 def together_text(schedule: Schedule) -> str:
-    """Say what keeping groups apart costs, or how to have it; ``""``: there is nothing to be said."""
-    problem, asked = schedule.problem, schedule.options.concurrent_groups
+    """Say what keeping groups apart costs, or that they are not; ``""``: there is nothing to be said."""
+    step_us, apart_us = schedule.unrestricted_us, schedule.scheduled.step_us
+    if step_us is not None:
+        costs = f"the step takes {between(duration(step_us), duration(apart_us))} ({change(step_us, apart_us)})"
+        return f"To keep process groups apart ({schedule.options.concurrent_groups}) {costs}."
     before, after = schedule.original.groups_together, schedule.scheduled.groups_together
-    if schedule.unrestricted_us is not None:
-        step_us, without_us = schedule.scheduled.step_us, schedule.unrestricted_us
-        costs = f"costs {duration(step_us - without_us)}" if step_us > without_us else "costs nothing"
-        return (
-            f"To keep process groups apart ({asked}) {costs}: the step takes {duration(step_us)}, and "
-            f"{duration(without_us)} where all may be in flight together ({change(without_us, step_us)})."
-        )
-    if after <= before:
-        return ""
-    known = all(problem.groups[problem.nodes[v].group or ""].ranks for v in problem.collectives)
-    return (
-        f"In flight together: {count(after, 'pair')} of collectives of process groups that share more than one rank"
-        f"{'' if known else ' (ranks that are not known are taken to be shared)'}, {before:,} originally. Where a "
-        "backend must not have that: --concurrent-groups disjoint."
-    )
+    hint = " Forbid that by concurrent_groups='disjoint' (--concurrent-groups disjoint)." if after > before else ""
+    pairs = f"{count(after, 'pair')} of collectives of groups that share ranks, {before:,} originally"
+    return f"In flight together: {pairs}.{hint}" if before or after else ""
 
 
 class Reserved(NamedTuple):
@@ -201,17 +187,23 @@ def reserved_of(schedule: Schedule, original: Problem | None = None) -> Reserved
     return reserved_for(schedule.problem, schedule.order, schedule.options, original)
 
 
-def reserved_rows(found: Reserved | None, limit_bytes: int | None = None) -> Sequence[tuple[str, ...]]:
+def reserved_rows(found: Reserved | None, limit_bytes: int | None = None) -> "Rows":
     """Return the row of a table: original, scheduled, change, and the limit, if there is one."""
     if found is None:
-        return ()
+        return []
     limit = "" if limit_bytes is None else size(limit_bytes)
-    return ((found.title, size(found.before), size(found.after), change(found.before, found.after), limit),)
+    return [(found.title, size(found.before), size(found.after), change(found.before, found.after), limit)]
 
 
 def reserved_lines(found: Reserved | None) -> list[str]:
     """Return the same as a line of text; none where nothing was replayed."""
     return [] if found is None else [f"{found.title} (replayed): {between(size(found.before), size(found.after))}"]
+
+
+def remarks(schedule: Schedule) -> list[str]:
+    """Say what went otherwise than wished, and what the order keeps to."""
+    kept = "" if schedule.fell_back is None else f"The original order was kept: {printable(schedule.fell_back)}."
+    return [line for line in (kept, short_text(schedule), pins_text(schedule), together_text(schedule)) if line]
 
 
 def short_text(schedule: Schedule) -> str:
@@ -235,14 +227,6 @@ WHY = {
     "original": "the original order was kept",
 }
 """Why a collective is launched where it is."""
-_BLOCKED = {
-    "nothing": "nothing",
-    "dependency": "a dependency: {} had to run first",
-    "stream": "its stream: {} was still on it",
-    "start": "the start of the graph: it was launched at once, and waited for too soon",
-    "memory": "memory: launched sooner, it would not have fitted into the budget",
-    "choice": "nothing: dependencies and live bytes allow an earlier launch",
-}
 
 
 def gap_percent(step_us: float, bound_us: float) -> float:
@@ -251,34 +235,52 @@ def gap_percent(step_us: float, bound_us: float) -> float:
     return 0.0 if abs(gap) < 1e-7 else gap
 
 
-def summary(schedule: Schedule, more: Sequence[tuple[str, ...]] = ()) -> Table:
-    """List before, after, and the limit of each, for :mod:`rich` to print; then more rows of the same columns."""
+Rows = list[tuple[str, ...]]
+
+
+def summary(schedule: Schedule, rows: Rows) -> Table:
+    """Return a table of :func:`summary_rows` for :mod:`rich` to print."""
     problem = schedule.problem
     groups = {group for node in problem.nodes for group in launched_on(node)} - {ANY_GROUP}
-    seconds = f" Scheduled in {schedule.schedule_s:.2f} s." if schedule.schedule_s else ""
-    caption = (
-        f"Simulated, in the {problem.memory_model} memory model. Limits: a lower bound on any order's step; the memory "
-        f"budget, {budget_words(schedule)}.{seconds}"
-    )
-    if any(row[0] == "speed" for row in more):
-        caption += f" Speed: in brackets nine of ten of {DRAWS} draws of prices as wrong as measurements say."
+    seconds = f"Scheduled in {schedule.schedule_s:.2f} s. " if schedule.schedule_s else ""
     return captioned_table(
         f"{printable(problem.name)}: {count(len(problem.nodes), 'node')}, "
         f"{collectives_text(problem)} on {count(len(groups), 'process group')}",
-        with_contention_line(caption, problem.contention),
+        seconds + conditions(schedule),
         ("original", "scheduled", "change", "limit"),
         "",
-        (*summary_rows(schedule), *more),
+        rows,
     )
 
 
-def summary_rows(schedule: Schedule) -> list[tuple[str, ...]]:
-    """Return rows: what is looked at, original, scheduled, change, limit; short rows end in empty cells."""
+def conditions(schedule: Schedule) -> str:
+    """Say what the figures of :func:`summary_rows` are of."""
+    said = (
+        f"Simulated, in the {schedule.problem.memory_model} memory model: one compute stream, one stream per process "
+        f"group. Limits: a lower bound on any order's step; the memory budget, {budget_words(schedule)}."
+    )
+    return with_contention_line(said, schedule.problem.contention)
+
+
+def summary_rows(
+    schedule: Schedule,
+    reserved: "Reserved | None",
+    gain: tuple[float, float] | None = None,
+    device_bytes: int = 0,
+) -> Rows:
+    """Return rows: what is looked at, original, scheduled, change, limit; short rows end in empty cells.
+
+    Args:
+        schedule: Of which the figures are.
+        reserved: Of both orders; ``None``: not replayed.
+        gain: By :func:`gain_of`; ``None``: no row.
+        device_bytes: Of the device, where no limit is asked for; 0: not known.
+    """
     before, after = schedule.original, schedule.scheduled
     bound_us, budget_bound = schedule.lower_bound_us, schedule.budget_bound_us
     step, exposed = (before.step_us, after.step_us), (before.exposed_us, after.exposed_us)
     peak = (before.peak_bytes, after.peak_bytes)
-    rows: list[tuple[str, ...]] = [
+    rows: Rows = [
         ("step", *map(duration, step), change(*step), duration(bound_us)),
         ("exposed", *map(duration, exposed), change(*exposed)),
         ("peak memory", *map(size, peak), change(*peak), size(schedule.budget_bytes)),
@@ -287,10 +289,9 @@ def summary_rows(schedule: Schedule) -> list[tuple[str, ...]]:
     if budget_bound > bound_us * (1 + ROUNDING):
         gaps = (f"{gap_percent(us, budget_bound):.1f} %" for us in step)
         rows.append(("... within the budget", *gaps, "", duration(budget_bound)))
-    pairs = before.groups_together, after.groups_together
-    if any(pairs):
-        rows.append(("groups together", *(count(number, "pair") for number in pairs)))
-    return rows
+    if gain is not None:
+        rows.append(("speed (9 of 10 draws)", "1.0x", gain_text(*step, gain)))
+    return rows + reserved_rows(reserved, schedule.memory_limit_bytes or device_bytes or None)
 
 
 def gain_of(schedule: Schedule, original: Problem | None = None) -> tuple[float, float] | None:
@@ -310,11 +311,6 @@ def gain_text(before_us: float, after_us: float, gain: tuple[float, float] | Non
     return f"{before_us / after_us if after_us else 1.0:.1f}x{between}"
 
 
-def gain_rows(schedule: Schedule, gain: tuple[float, float] | None) -> list[tuple[str, ...]]:
-    """Return the row of a gain, with the columns of :func:`summary_rows`; none without one."""
-    return [("speed", "1.0x", gain_text(schedule.original.step_us, schedule.scheduled.step_us, gain))] if gain else []
-
-
 def explanation(schedule: Schedule, collective: str | None = None, top: int | None = None) -> str:
     """Say why the step is exposed, in totals; then why each collective is where it is, the most exposed first.
 
@@ -328,28 +324,23 @@ def explanation(schedule: Schedule, collective: str | None = None, top: int | No
     """
     decisions, called = schedule.decisions, group_names(group_purposes(schedule.problem))
     listed = most_exposed(schedule, top, collective)
+    records = [_record(schedule, d, called) for d in listed]
     if collective is not None:
-        record = "\n".join(_record(schedule, d, called) for d in listed)
-        return with_contention_line(record, schedule.problem.contention)
+        return with_contention_line(records[0], schedule.problem.contention)
     exposed = sum(d.exposed_us > ROUNDING * schedule.scheduled.step_us for d in decisions)
     summed = (
         f"{printable(schedule.problem.name)}: {count(len(decisions), 'collective')}, {exposed} exposed for "
         f"{duration(schedule.scheduled.exposed_us)} in all (simulated, {schedule.problem.memory_model} memory model)."
     )
-    head = [with_contention_line(summed, schedule.problem.contention)]
-    if schedule.fell_back is not None:
-        head.append(f"The original order was kept: {printable(schedule.fell_back)}.")
-    head += filter(None, [pins_text(schedule)])
-    some = f"The {len(listed):,} most exposed of {len(decisions):,} (--all shows every one):"
-    shown = "Most exposed first:" if len(listed) == len(decisions) else some
+    head = [with_contention_line(summed, schedule.problem.contention), *remarks(schedule)]
+    shown = [f"The {len(listed):,} most exposed of {len(decisions):,} (--all shows every one):"] if listed else []
     rows = [
         (duration(cause.exposed_us), f"{cause.collectives:,}", WORDS.get(cause.name, cause.name))
         for cause in causes(schedule)
         if cause.collectives  # else it is rounding
     ]
     title = "Exposed time by cause, and of how many collectives:" if rows else "Nothing is exposed."
-    parts = ["\n".join(head), "\n".join([title, *align_rows(rows)]), *[shown][: len(listed)]]
-    return "\n\n".join([*parts, *(_record(schedule, d, called) for d in listed)])
+    return "\n\n".join(["\n".join(head), "\n".join([title, *align_rows(rows)]), *shown, *records])
 
 
 def most_exposed(schedule: Schedule, top: int | None = None, collective: str | None = None) -> list[Decision]:
@@ -391,10 +382,10 @@ def _record(schedule: Schedule, decision: Decision, called: Mapping[str, str]) -
 
 def blocked_by(problem: Problem, decision: Decision) -> str:
     """Say what keeps a collective from being launched sooner."""
-    said = _BLOCKED[decision.held_by]
-    if decision.held_node is None and "{" in said:
-        return said.partition(":")[0]
-    return said.format("" if decision.held_node is None else printable(problem.nodes[decision.held_node].name))
+    if decision.held_by == "nothing":
+        return "nothing"
+    by = "" if decision.held_node is None else f" ({printable(problem.nodes[decision.held_node].name)})"
+    return f"{decision.held_by}{by}: {WORDS[decision.held_by]}"
 
 
 def refusal(problem: Problem, decision: Decision) -> str:
@@ -430,43 +421,17 @@ def verdict(
         reserved: Of both orders; ``None``: not replayed.
         fits: Does it fit into the memory limit that was asked for (the budget)? ``None``: none was.
     """
-    before, after, limit = schedule.original, schedule.scheduled, schedule.memory_limit_bytes
-    gap = f"{gap_percent(after.step_us, schedule.lower_bound_us):.1f} % above the lower bound"
-    if original is schedule.problem and schedule.order == schedule.problem.original_order:
-        memory = f"{size(after.peak_bytes)} live" + (f" and {size(reserved.after)} reserved" if reserved else "")
-        return "kept", f"The original order stays: a step of {duration(after.step_us)}, {gap}, a peak of {memory}."
+    limit = schedule.memory_limit_bytes
     came: Came = "reordered"
-    if fits is not None or limit is not None:
+    if original is schedule.problem and schedule.order == schedule.problem.original_order:
+        came = "kept"
+    elif fits is not None or limit is not None:
         came = "runs" if (not schedule.short_bytes if fits is None else fits) else "fails"
     into = size(schedule.budget_bytes if limit is None else limit)
     end = {"runs": f", and it fits into {into}", "fails": f", but it does not fit into {into}"}.get(came, "")
-    step = _compare(before.step_us, after.step_us, "as long as before", "shorter", "longer")
-    memory = _compare_bytes("live", before.peak_bytes, after.peak_bytes)
-    if reserved is not None:
-        what = "reserved" if came == "reordered" else "reserved without a limit"
-        memory += f" and {_compare_bytes(what, reserved.before, reserved.after)}"
-    said = f"The step takes {duration(after.step_us)} instead of {duration(before.step_us)} ({step}; {gap}) with a peak"
-    return came, f"{said} of {memory}{end}."
-
-
-def _compare_bytes(what: str, before: int, after: int) -> str:
-    """``26.0 MiB live (23.8 % more)``."""
-    return f"{size(after)} {what} ({_compare(before, after, 'as before', 'less', 'more')})"
-
-
-def _compare(before: float, after: float, same: str, less: str, more: str) -> str:
-    """``59.6 % shorter``."""
-    found = change(before, after)
-    if found == "-":
-        return f"{more} than nothing"
-    return same if found == "+0.0 %" else f"{found[1:]} {less if found[0] == '-' else more}"
-
-
-_BECAUSE = WORDS | {
-    "memory_limit": "no order with earlier launches was found that runs in memory_limit",
-    "choice": "an earlier launch would not have made the step shorter",
-    "nothing": "of rounding",
-}
+    rows = [row for row in summary_rows(schedule, reserved) if row[3:]]
+    figures = [f"{what} {between(was, now)} ({by})" for what, was, now, by, *_ in rows if by]
+    return came, f"{'; '.join(figures)}{end}."
 
 
 def why_no_better(kept: Schedule) -> str:
@@ -477,15 +442,12 @@ def why_no_better(kept: Schedule) -> str:
         return "no other order was looked for (effort=0)"
     if not kept.problem.collectives and kept.options.base != "original":
         return "no order with a clearly lower peak was found"
-    found = [cause for cause in _causes(kept) if cause.collectives]
-    if not found:
-        return "no better order was found: nothing is exposed"
-    parts = []
-    for one in found[:2]:
-        share = f" {duration(one.exposed_us)}" if len(found) > 1 else ""
-        parts.append(f"{share} because {_BECAUSE[one.name]} ({count(one.collectives, 'collective')})")
-    comma = "," if len(found) > 1 else ""
-    return f"no better order was found: {duration(kept.scheduled.exposed_us)} stay exposed{comma}{','.join(parts)}"
+    parts = [
+        f"{duration(one.exposed_us)} stay exposed because {WORDS[one.name]} ({count(one.collectives, 'collective')})"
+        for one in _causes(kept)
+        if one.collectives
+    ]
+    return f"no better order was found: {', '.join(parts[:2]) or 'nothing is exposed'}"
 
 
 def _causes(kept: Schedule) -> tuple[Cause, ...]:

@@ -7,8 +7,7 @@ import gzip
 import importlib
 import sys
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -22,7 +21,7 @@ from overlap_sched.cost.collectives import model_of
 from overlap_sched.cost.placement import ranks_along
 from overlap_sched.cost.plausible import question_step
 from overlap_sched.cost.profile import Profile, RankTrace, apply_profile, read_traces
-from overlap_sched.errors import MissingExtraError, OptionsError, ProblemError
+from overlap_sched.errors import OptionsError, ProblemError
 from overlap_sched.options import Options
 from overlap_sched.problem import Problem
 from overlap_sched.problem.file import GZIP, nameable, problem_bytes, read_problem, redact_problem
@@ -219,27 +218,16 @@ def _head(path: str) -> bytes:
         raise ProblemError(f"{path}: cannot be read ({error.strerror}). Check the path.") from None
 
 
-@contextmanager
-def torch_for(message: str) -> Iterator[None]:
-    """Say what needs torch where an import within fails for want of it."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.split(".")[0] != "torch":
-            raise
-        raise MissingExtraError(message) from None
-
-
 @no_collection()
 def _load_dump(source: Input, tell: Tell, wants: Collection[Want]) -> Loaded:
-    with torch_for(f"{source.problem} is a graph dump, and reading it needs torch: pip install 'overlap_sched[torch]'"):
-        from overlap_sched.dump import load_dump, sizes_to_give
-        from overlap_sched.fx import lift
-        from overlap_sched.fx.dimensions.candidates import expert_fissions, fission_candidates
-        from overlap_sched.fx.fitting import batch_fissions
-        from overlap_sched.fx.profile import lifted_with_profile
-        from overlap_sched.fx.rewrites import alike_of, rerunnable
-        from overlap_sched.fx.rewrites.apply import refusals_in
+    from overlap_sched.dump import load_dump, sizes_to_give
+    from overlap_sched.fx import lift
+    from overlap_sched.fx.dimensions.candidates import expert_fissions, fission_candidates
+    from overlap_sched.fx.fitting import batch_fissions
+    from overlap_sched.fx.profile import lifted_with_profile
+    from overlap_sched.fx.rewrites import alike_of, rerunnable
+    from overlap_sched.fx.rewrites.apply import refusals_in
+
     device = device_named(source.device or H100.name)
     # of traces none is assumed: what they measured is slower by contention already, and is not to be slowed again
     named = ASSUMED.get(device.name) if source.cluster is None and not source.profile else source.cluster

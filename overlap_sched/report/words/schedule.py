@@ -429,9 +429,12 @@ def verdict(
         came = "runs" if (not schedule.short_bytes if fits is None else fits) else "fails"
     into = size(schedule.budget_bytes if limit is None else limit)
     end = {"runs": f", and it fits into {into}", "fails": f", but it does not fit into {into}"}.get(came, "")
-    rows = [row for row in summary_rows(schedule, reserved) if row[3:]]
-    figures = [f"{what} {between(was, now)} ({by})" for what, was, now, by, *_ in rows if by]
-    return came, f"{'; '.join(figures)}{end}."
+    return came, f"{'; '.join(figures_text(summary_rows(schedule, reserved)))}{end}."
+
+
+def figures_text(rows: Rows) -> list[str]:
+    """``step 190.0 → 150.0 us (-21.1 %)``: of each row with a change."""
+    return [f"{row[0]} {between(*row[1:3])} ({row[3]})" for row in rows if any(row[3:4])]
 
 
 def why_no_better(kept: Schedule) -> str:

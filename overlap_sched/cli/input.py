@@ -107,16 +107,12 @@ def options_for(source: Input, options: Options, problem: Problem) -> Options:
     """Return how to schedule a problem, in its memory model unless one is given."""
     asked = replace(options, memory_model=source.memory_model or problem.memory_model)
     for one in pinned(problem, asked.pins)[: len(asked.pins)]:  # others are of nodes, and perhaps for another graph
-        nothing_there = one.pin.rule.startswith("not ") and not one.anchors
-        if not one.nodes or nothing_there:
-            what = f"nothing computes in {one.pin.of}" if nothing_there else "it is about no node"
-            operators = sorted({problem.nodes[v].op for v in problem.collectives})
+        if not one.nodes or (one.pin.rule.startswith("not ") and not one.anchors):
+            operators = ", ".join(sorted({problem.nodes[v].op for v in problem.collectives})) or "none"
             modules = sorted({node.module for node in problem.nodes if node.module})
-            raise OptionsError(
-                f"--pins {one.pin.text!r}: {what} of {problem.name}. Its collectives are "
-                f"{', '.join(operators) or 'none'}. Its modules are "
-                f"{', '.join([*modules[:8], *['...'][: len(modules) > 8]]) or 'none'}."
-            )
+            some = ", ".join([*modules[:8], *["..."] * (len(modules) > 8)]) or "none"
+            it = f"--pins {one.pin.text!r} is about nothing in {problem.name}"
+            raise OptionsError(f"{it}: its collectives are {operators}, its modules {some}.")
     return asked
 
 
@@ -236,12 +232,9 @@ def _load_dump(source: Input, tell: Tell, wants: Collection[Want]) -> Loaded:
         try:
             importlib.import_module(package)
         except (Exception, SystemExit) as error:  # it may fail in any way, and none of them is ours
-            ends = isinstance(error, SystemExit)
-            why = "it ends the program (sys.exit)" if ends else " ".join(str(error).split()) or type(error).__name__
-            raise OptionsError(
-                f"--import {package}: it cannot be imported ({why}). Name the module that registers the operators, "
-                "and install it here."
-            ) from None
+            why = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            hint = "Name the module that registers the operators, and install it here."
+            raise OptionsError(f"--import {package}: it cannot be imported ({why}). {hint}") from None
     mesh = mesh_of(source) or (() if cluster is None else cluster.mesh)
     groups = {name: ranks_along(mesh, value) if isinstance(value, str) else value for name, value in source.group}
     dump = load_dump(

@@ -125,7 +125,10 @@ def plot_schedule(schedule: Schedule, path: str | Path) -> None:
     ratios = {"height_ratios": (3.0, 0.33 * rows + 0.7), "hspace": 0.08}
     top, streams = figure.subplots(2, 1, sharex=True, gridspec_kw=ratios)
     figure.subplots_adjust(left=LEFT, right=0.95, top=1 - 0.95 * inch, bottom=0.6 * inch)
-    _title(figure, schedule)
+    title = {"x": LEFT, "ha": "left", "fontsize": 14, "weight": "bold", "color": INK, "parse_math": False}
+    figure.suptitle(_short(printable(problem.name), 75), **title)
+    figures = "   |   ".join(figures_text(summary_rows(schedule, None)))
+    top.set_title(figures, loc="left", fontsize=10, color=INK, pad=14)
     _memory(top, schedule, before, after, scale)
     y = 0.0
     for heading, line, of_line in (("original", before, lanes[0]), ("scheduled", after, lanes[1])):
@@ -151,13 +154,6 @@ def plot_schedule(schedule: Schedule, path: str | Path) -> None:
     simulated = f"simulated{' with contention' if problem.contention else ''}"
     streams.set_xlabel(f"time ({unit}), {simulated}: one compute stream, one stream per process group", color=INK)
     write_picture(figure, path)
-
-
-def _title(figure: "Figure", schedule: Schedule) -> None:
-    name, inch = _short(printable(schedule.problem.name), 75), 1 / figure.get_figheight()
-    figure.text(LEFT, 1 - 0.36 * inch, name, fontsize=14, weight="bold", color=INK, parse_math=False)
-    figures = "   |   ".join(figures_text(summary_rows(schedule, None)))
-    figure.text(LEFT, 1 - 0.64 * inch, figures, fontsize=10, color=INK)
 
 
 def _memory(axes: "Axes", schedule: Schedule, before: Timeline, after: Timeline, scale: float) -> None:

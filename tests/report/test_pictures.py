@@ -47,8 +47,8 @@ def test_says_what_it_shows(reordered: Schedule, tmp_path: Path, texts: list[str
     plot_schedule(reordered, tmp_path / "out.png")
     expected = (
         "example",
-        "step 190.0 → 120.0 us (-36.8 %)   |   exposed 80.0 → 10.0 us (-87.5 %)   |   "
-        "peak memory 21.0 → 26.0 MiB (+23.8 %)",
+        "step 190.0 -> 120.0 us (-36.8 %)   |   exposed 80.0 -> 10.0 us (-87.5 %)   |   "
+        "peak memory 21.0 -> 26.0 MiB (+23.8 %)",
         "memory (MiB), runtime model",
         "time (us), simulated: one compute stream, one stream per process group",
         "original order", "scheduled order", "budget: original peak + 5.0 MiB", "lower bound 120.0 us",

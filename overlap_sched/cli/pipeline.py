@@ -1,21 +1,23 @@
 """``overlap-sched pipeline``: its options, and what it answers."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import cache, partial
+from itertools import product
 from typing import NamedTuple
 
 from rich.console import RenderableType
 
 from overlap_sched.cli.arguments import LEFT, Input, PipelineCommand
 from overlap_sched.cli.input import Printed, Tell, is_dump, load
+from overlap_sched.cli.vary import read_axes
 from overlap_sched.errors import OptionsError, PipelineError
 from overlap_sched.options import Options
 from overlap_sched.pipeline import compare
 from overlap_sched.pipeline.best import FOUND, FoundPipeline, find_pipeline
 from overlap_sched.pipeline.csv_file import schedule_csv
 from overlap_sched.pipeline.graphs import GraphSource, JobGraphs, offer
-from overlap_sched.pipeline.job import PipelineJob
+from overlap_sched.pipeline.job import PipelineJob, scale_links
 from overlap_sched.pipeline.job_file import read_job
 from overlap_sched.problem import Order, Problem
 from overlap_sched.report import pipeline as report
@@ -24,6 +26,9 @@ from overlap_sched.report.files import write_file
 from overlap_sched.report.units import count, printable
 from overlap_sched.scheduler.driver import schedule
 
+WHOLE = "micro_batches", "ranks"
+"""What may be varied in whole numbers; they take the place of those of the file."""
+
 
 def run_pipeline(command: PipelineCommand, tell: Tell) -> Printed:
     """Plan the schedules; what to print: JSON, or tables and notes."""
@@ -31,11 +36,11 @@ def run_pipeline(command: PipelineCommand, tell: Tell) -> Printed:
         raise OptionsError(f"--schedule {FOUND} is what --find finds: give --find, too.")
     if command.post_validation and command.find is None:
         raise OptionsError("--post-validation says what --find aims at: give --find, too.")
-    changes = compare.read_changes(command.vary)
+    changes = _read_changes(command.vary)
     for name in (*_split(command.schedules), *_split("" if command.schedule == FOUND else command.schedule)):
         compare.named(name)
     plan = _planner(command, tell)
-    one = plan(compare.ChangedJob())
+    one = plan(())
     if one.found is None:
         if not command.vary:
             _check_fits(one, command.find is not None)
@@ -51,7 +56,7 @@ def run_pipeline(command: PipelineCommand, tell: Tell) -> Printed:
         return as_json(pipeline_answer(one.job, one.planned, one.cannot, one.found, one.graphs, varied)), 0
     lacking = [f"{name} does not fit: {report.lack_words(lack)}." for name, lack in _short(one).items()]
     notes = [] if one.found is None else [report.found_line(one.found)]
-    notes += [f"{name}: {why}" for name, why in one.cannot.items()]
+    notes += [*one.graphs.notes, *(f"{name}: {why}" for name, why in one.cannot.items())]
     notes += [f"{of.name}: {report.cut_words(of)}." for of in one.named if len(set(of.cut)) > 1]
     notes += [f"{name} has no halves: output_node may be{offer(names)}." for name, names in one.graphs.offered.items()]
     tables: list[RenderableType] = [report.graphs_table(one.graphs), ""] if command.order_graphs is not None else []
@@ -76,7 +81,7 @@ class _Planned(NamedTuple):
         return self.named if self.found is None else (*self.named, self.found.plan)
 
 
-def _planner(command: PipelineCommand, tell: Tell) -> Callable[[compare.ChangedJob], _Planned]:
+def _planner(command: PipelineCommand, tell: Tell) -> Callable[[report.Change], _Planned]:
     """Return what plans the job as it is and changed; graphs and jobs are read once for each headroom."""
 
     @cache
@@ -95,14 +100,15 @@ def _planner(command: PipelineCommand, tell: Tell) -> Callable[[compare.ChangedJ
         return JobGraphs(read_graph, None if headroom is None else order)
 
     @cache
-    def job_in(change: compare.ChangedJob, headroom: int | str | None) -> PipelineJob:
-        job = read_job(command.job, graphs_in(headroom), command.limits, change.instead)
-        return graphs_in(headroom).with_pairs(change.linked(job), tell)
+    def job_in(change: report.Change, headroom: int | str | None) -> PipelineJob:
+        instead = {name: int(value) for name, value in change if name in WHOLE}
+        job = read_job(command.job, graphs_in(headroom), command.limits, instead)
+        return graphs_in(headroom).with_pairs(scale_links(job, dict(change).get("links", 1.0)), tell)
 
     def search(job: PipelineJob) -> FoundPipeline | None:
         return None if command.find is None else find_pipeline(job, command.find, tell, command.post_validation)
 
-    def plan(change: compare.ChangedJob) -> _Planned:
+    def plan(change: report.Change) -> _Planned:
         headroom = 0 if command.order_graphs == LEFT else command.order_graphs
         job, graphs = job_in(change, headroom), graphs_in(headroom)
         if command.order_graphs is not None and not graphs.graphs:
@@ -112,12 +118,13 @@ def _planner(command: PipelineCommand, tell: Tell) -> Callable[[compare.ChangedJ
         planned, cannot = compare.compare_schedules(job, wanted)
         found = search(job)
         if command.order_graphs == LEFT:
-            again = partial(job_in, change)
-            planned = tuple(
-                compare.with_room(one, again, partial(compare.plan_pipeline, of=compare.named(one.name)))
-                for one in planned
-            )
-            more = search(again(room)) if found is not None and (room := compare.left_bytes(found.plan)) else None
+
+            def again(room: int, name: str) -> compare.PlannedPipeline:
+                return compare.plan_pipeline(job_in(change, room), compare.named(name))
+
+            planned = tuple(compare.with_room(one, partial(again, name=one.name)) for one in planned)
+            room = 0 if found is None else compare.left_bytes(found.plan)
+            more = search(job_in(change, room)) if room else None
             if found is not None and more is not None:  # graphs ordered in what was left: the shorter of both
                 best = min(found, more, key=lambda one: one.aim_us)
                 bounds = {key: min(getattr(found, key), getattr(more, key)) for key in ("bound_us", "any_cut_us")}
@@ -125,6 +132,14 @@ def _planner(command: PipelineCommand, tell: Tell) -> Callable[[compare.ChangedJ
         return _Planned(job, graphs, planned, cannot, found)
 
     return plan
+
+
+def _read_changes(texts: Iterable[str]) -> list[report.Change]:
+    found = read_axes(texts, (*WHOLE, "links"), "micro_batches=8,16,32 links=0.5,2", 64)
+    for name in WHOLE:
+        if parts := [value for value in found.get(name, ()) if value % 1]:
+            raise OptionsError(f"--vary {name}={parts[0]:g}: {name} are whole numbers.")
+    return [tuple(zip(found, values, strict=True)) for values in product(*found.values())] if found else []
 
 
 def _split(names: str) -> list[str]:

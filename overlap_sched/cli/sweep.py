@@ -15,13 +15,13 @@ from rich.console import RenderableType
 
 from overlap_sched.cli.arguments import SweepCommand
 from overlap_sched.cli.input import Printed, Tell, Want, cluster_of, options_for, read_input
+from overlap_sched.cli.vary import read_axes
 from overlap_sched.cost import H100
 from overlap_sched.cost.cluster import ASSUMED
 from overlap_sched.cost.repricing import MACHINE, on_machine
 from overlap_sched.errors import OptionsError
 from overlap_sched.judge.validate import broken_promise, measure
 from overlap_sched.options import Options
-from overlap_sched.pipeline.compare import read_axes
 from overlap_sched.problem import Order, Problem
 from overlap_sched.problem.sizes import parse_size
 from overlap_sched.report.answers import SweepAnswer, SweepPoint, SweptOrder, as_json

@@ -76,7 +76,7 @@ class ParsedDump:
         uses = group_uses(self.graphs)
         self.groups = resolve_groups(path, uses, given, written_groups(path, literal), self.notes)
         self.asked_by_name = {use.name: self.groups[use.name] for use in uses if use.looks_up}
-        self.attributes = inputs.read_attributes(path, source.attributes)
+        self.attributes = source.attributes
         self.inputs = inputs.read_inputs(path, source.load_args)
         names = inputs.symbols_of(source.symbols, self.inputs, self.graphs)
         inputs.check_sizes(path, sizes, names, [node.name for one in self.graphs for node in one.graph.nodes])
@@ -338,6 +338,9 @@ def load_dump(
             warnings.simplefilter("ignore")  # what fake kernels say of the dump's own graph
             loaded = _load(make, progress)
             gm = loaded.graph_module()
+    for node in gm.graph.nodes:
+        if module := source.modules.get(dump.parsed.lines.get(node.name, 0)):
+            node.meta["nn_module_stack"] = {"": module}
     gm.meta[GROUPS_KEY] = dict(dump.groups)
     gm.meta[SIZES_KEY] = tuple(AssumedSize(name, "", size, False) for name, size in loaded.guessed.items())
     count, take = f"{len(source.graphs):,} graphs are in the file", "--graph N (in Python graph=N) takes another"
@@ -366,7 +369,7 @@ def _run(make: Callable[..., Attempt], progress: Callable[[int, int], None] | No
     try:
         return attempt.run(progress)
     except values.MisfitError as error:
-        others = attempt.other_sizes(error.sizes)
+        others = attempt.other_sizes(error.args)
     for size in others:
         with contextlib.suppress(values.MisfitError):
             return make(default=size, strict=True).run(progress)

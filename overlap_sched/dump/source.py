@@ -37,6 +37,7 @@ from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
+from overlap_sched.dump.graph import Literals, dotted
 from overlap_sched.errors import DumpError
 from overlap_sched.problem.file import DEFAULT_LIMITS, DamagedError, Limits, read_bytes
 
@@ -52,6 +53,8 @@ _CLASS = re.compile(r"^(?: ?\S.*\s)?class +([^\s(]+)\(torch\.nn\.Module\):\s*$")
 _FORWARD, _HEAD = "    def forward(", "class {}(torch.nn.Module):"
 _OVERLOAD = re.compile(r"torch\.ops\.\w+\.\w+\.\w+[(\]]")
 _LISTED = 20
+_MODULE = re.compile(r"#.*(?:\bParamAOTInput\(target=|'module_fqn': )'([^']+)'")
+"""What torch prints of a parameter, and what torchtitan annotates."""
 
 
 @dataclass(frozen=True)
@@ -139,15 +142,9 @@ def _streams(lines: Sequence[str]) -> list[tuple[int | None, dict[int, str]]]:
 
 _SYMBOL_HINT = re.compile(r"^((?:[A-Za-z_]\w* *= *)+)(-?\d+)\s*$")
 _ATTRIBUTE = re.compile(r"^        self\.([A-Za-z_]\w*) *=")
-
-
-@dataclass(frozen=True)
-class Attribute:
-    """One statement of ``Repro.__init__``; ``statement`` is None where its text is not Python (a module's repr)."""
-
-    line: int
-    statement: ast.stmt | None
-    name: str | None
+BY_SIZE = ("zeros", "ones", "empty", "randn", "rand", "full")
+_TENSORS = {"tensor", "torch.tensor", "torch.nn.Parameter", "Parameter", "FakeTensor", "torch.randint"}
+_TENSORS |= {*BY_SIZE, *(f"torch.{name}" for name in BY_SIZE)}
 
 
 @dataclass(frozen=True)
@@ -156,23 +153,25 @@ class DumpSource:
 
     Attributes:
         path: The file, for messages.
-        attributes: What ``Repro.__init__`` sets.
+        attributes: What ``Repro.__init__`` sets, by name; None: a submodule.
         forward: ``Repro.forward``.
         submodules: ``forward`` of the classes nested in ``Repro``, by name.
         load_args: The statements of ``load_args(reader)``; empty where the file has none.
         symbols: Integer hints of symbolic sizes (``s0 = 8`` before ``load_args``).
         chosen: The number of the graph, from 1.
         graphs: All graphs in the file.
+        modules: By line of ``forward``, the module or parameter that a comment names.
         groups: The expression given to ``setup_fake_process_groups``, or else returned by ``get_pg_config``, if any.
     """
 
     path: str
-    attributes: Sequence[Attribute]
+    attributes: Mapping[str, ast.expr | None]
     forward: ast.FunctionDef
     submodules: Mapping[str, ast.FunctionDef]
     load_args: Sequence[ast.stmt]
     symbols: Mapping[str, int]
     groups: ast.expr | None
+    modules: Mapping[int, str]
     chosen: int = 1
     graphs: Sequence[GraphText] = ()
 
@@ -226,6 +225,7 @@ def read_source(path: str | Path, limits: Limits = DEFAULT_LIMITS, graph: int | 
         groups=_groups(name, lines, end),
         chosen=chosen,
         graphs=graphs,
+        modules=_modules(lines, forward, end),
     )
 
 
@@ -269,23 +269,41 @@ def _function(path: str, lines: Sequence[str], start: int, indent: int) -> ast.F
     raise DumpError(f"{path}, line {start + 1}: expected one function here: {lines[start].strip()[:80]!r}.")
 
 
-def _attributes(path: str, lines: Sequence[str], start: int, end: int) -> tuple[Attribute, ...]:
-    """The statements of ``__init__``, each parsed on its own: the repr of a submodule need not be Python."""
+def _attributes(path: str, lines: Sequence[str], start: int, end: int) -> dict[str, ast.expr | None]:
+    """Read what ``__init__`` sets each attribute to, by name; None: a submodule.
+
+    torch writes (``torch._dynamo.debug_utils.NNModuleToString``) ``register_buffer('name', tensor(...))`` for up to
+    four elements, ``torch.randn`` or ``torch.randint`` for more, ``torch.nn.Parameter(torch.randn(...))``, each perhaps
+    with ``.to("cuda:0")``; and the repr of a submodule, which need not be Python.
+    """
     inside = _first(lines, r"^    def __init__\(", start)
     if inside is None or inside > end:
-        return ()
+        return {}
     heads = [i for i in range(inside + 1, end) if lines[i].startswith("        self.")]
-    found = []
+    found: dict[str, ast.expr | None] = {}
     for i, after in pairwise([*heads, end]):
-        match = _ATTRIBUTE.match(lines[i])
         try:
             statement = _parse(path, lines, i, after, indent=8)[0]
         except DumpError:
-            if match is None:
+            if (named := _ATTRIBUTE.match(lines[i])) is None:
                 raise
-            statement = None
-        found.append(Attribute(i + 1, statement, match[1] if match else None))
-    return tuple(found)
+            found[named[1]] = None
+            continue
+        match statement:
+            case ast.Assign(targets=[ast.Attribute(attr=name)], value=value):
+                found[name] = value if _is_tensor(value) else None
+            case ast.Expr(value=ast.Call(ast.Attribute(attr="register_buffer"), [ast.Constant(str() as name), value])):
+                found[name] = value
+            case _:
+                Literals(path, {}).fail(statement, "this statement of __init__ is not understood")
+    return found
+
+
+def _is_tensor(value: ast.expr) -> bool:
+    """Tell whether it is a tensor that torch prints, not the repr of a module."""
+    while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr == "to":
+        value = value.func.value
+    return isinstance(value, ast.Call) and dotted(value.func) in _TENSORS
 
 
 def _submodules(path: str, lines: Sequence[str], start: int, forward: int, end: int) -> dict[str, ast.FunctionDef]:
@@ -296,6 +314,17 @@ def _submodules(path: str, lines: Sequence[str], start: int, forward: int, end: 
         match = re.match(r"^    class +([^\s(]+) *\(", lines[i])
         if match and (inner := _first(lines[:limit], r"^        def forward\(", i)) is not None:
             found[match[1]] = _function(path, lines, inner, indent=8)
+    return found
+
+
+def _modules(lines: Sequence[str], start: int, end: int) -> dict[int, str]:
+    """A comment on a line of its own is about all lines up to the next one."""
+    found, current = {}, ""
+    for i in range(start, end):
+        named = _MODULE.search(lines[i])
+        if lines[i].lstrip().startswith("#"):
+            current = named[1] if named else ""
+        found[i + 1] = named[1] if named else current
     return found
 
 
@@ -314,8 +343,7 @@ def _groups(path: str, lines: Sequence[str], start: int) -> ast.expr | None:
     """
     call = _first(lines, r"^\s*setup_fake_process_groups\(", start)
     if call is not None:
-        indent = len(lines[call]) - len(lines[call].lstrip())
-        statement = _parse(path, lines, call, call + 1, indent)[0]
+        statement = _parse(path, lines, call, call + 1, len(lines[call]) - len(lines[call].lstrip()))[0]
         value = statement.value if isinstance(statement, ast.Expr) else None
         return value.args[0] if isinstance(value, ast.Call) and value.args else None
     function = _first(lines, r"^def get_pg_config\(", start)
@@ -350,10 +378,6 @@ def one_step(forward: DumpSource, backward: DumpSource) -> DumpSource:
     left = [result for k, result in enumerate(results) if k not in dropped]
     value = ast.copy_location(ast.Tuple([*left, *_elements(last)], ast.Load()), last)
     head.body = [*head.body[:-1], *body, ast.copy_location(ast.Return(value), last)]
-    attributes = []
-    for one in backward.attributes:
-        statement = _renamed([one.statement], renamed)[0] if one.statement else None
-        attributes.append(Attribute(one.line, statement, renamed.get(one.name or "", one.name)))
     groups = forward.groups or backward.groups
     if isinstance(groups, ast.Dict) and groups is forward.groups and isinstance(backward.groups, ast.Dict):
         names, sizes = [*groups.keys, *backward.groups.keys], [*groups.values, *backward.groups.values]
@@ -361,11 +385,12 @@ def one_step(forward: DumpSource, backward: DumpSource) -> DumpSource:
     return replace(
         forward,
         forward=head,
-        attributes=[*forward.attributes, *attributes],
+        attributes={**forward.attributes, **{renamed.get(n, n): value for n, value in backward.attributes.items()}},
         submodules={**forward.submodules, **{renamed.get(n, n): f for n, f in backward.submodules.items()}},
         load_args=[*forward.load_args, *_renamed(_arguments(backward.load_args, kept), renamed)],
         symbols={**backward.symbols, **forward.symbols},
         groups=groups,
+        modules={},  # lines of two files
     )
 
 
@@ -399,8 +424,7 @@ def _names(source: DumpSource) -> set[str]:
     loads = [one for one in source.load_args if isinstance(one, ast.Assign) and isinstance(one.value, ast.Call)]
     parts = [part for one in (source.forward, *loads) for part in ast.walk(one) if isinstance(part, ast.Name)]
     stored = {part.id for part in parts if isinstance(part.ctx, ast.Store)}
-    attributes = {one.name for one in source.attributes if one.name is not None}
-    return stored | attributes | {*_inputs(source), *source.submodules}
+    return stored | {*source.attributes, *_inputs(source), *source.submodules}
 
 
 def _arguments(statements: Sequence[ast.stmt], kept: Sequence[int]) -> list[ast.stmt]:

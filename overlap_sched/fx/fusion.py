@@ -53,9 +53,7 @@ torch's formulas do."""
 def formula(target: Any) -> Formula | None:
     """The formula of a target, or ``None``: it counts as no operations."""
     key = target.overloadpacket if isinstance(target, OpOverload) else target
-    if key in flop_registry:
-        return flop_registry[key]
-    return next((f for name, f in _ADDED.items() if getattr(torch.ops.aten, name, None) is key), None)
+    return flop_registry.get(key) or _ADDED.get(str(key).removeprefix("aten."))
 
 
 class Loop(Enum):
@@ -103,8 +101,16 @@ _PRIMS: dict[Loop, tuple[str, ...]] = {
     Loop.POINTWISE: ("convert_element_type", "fma", "iota", "inductor_random", "inductor_lookup_seed", "device_put"),
     Loop.REDUCTION: ("sum", "amax", "amin", "prod", "var", "xor_sum", "prepare_softmax_online"),
 }
+_LOOPS = {
+    f"{namespace}.{name}": loop
+    for namespace, table in (("aten", _ATEN), ("prims", _PRIMS))
+    for loop, names in table.items()
+    for name in names
+}
 _SLOW = ("exp", "log", "log10", "log1p", "log2", "sigmoid", "tanh", "silu", "silu_backward", "gelu", "gelu_backward")
 """What Inductor calls heavy on a CPU (``StorageBox.should_realize_on_reuse``), and what it decomposes into such."""
+_SUMS_BY_INDEX = ("aten.scatter_add", "aten.scatter_reduce")
+"""They add to places that an index names."""
 
 
 @cache
@@ -112,29 +118,8 @@ def loop_of(target: Any) -> Loop | None:
     """Return the loops that an operator becomes; ``None``: it is called as it is, or is not known."""
     if not isinstance(target, OpOverload):
         return None
-    for namespace, table in ((torch.ops.aten, _ATEN), (torch.ops.prims, _PRIMS)):
-        for loop, names in table.items():
-            if _is_one_of(target, namespace, names):
-                return loop
-    functional = not target._schema.is_mutable
-    return Loop.POINTWISE if functional and torch.Tag.pointwise in target.tags else None
-
-
-@cache
-def is_slow(target: Any) -> bool:
-    """Tell whether an elementwise operator computes a slow function."""
-    return isinstance(target, OpOverload) and _is_one_of(target, torch.ops.aten, _SLOW)
-
-
-@cache
-def is_sum_by_index(target: Any) -> bool:
-    """Tell whether an operator adds to places that an index names, by ``scatter``."""
-    return isinstance(target, OpOverload) and _is_one_of(target, torch.ops.aten, ("scatter_add", "scatter_reduce"))
-
-
-def _is_one_of(target: OpOverload, namespace: Any, names: tuple[str, ...]) -> bool:
-    """Some operators exist only once their module has been imported: they are looked up when asked for."""
-    return any(getattr(namespace, name, None) is target.overloadpacket for name in names)
+    pointwise = torch.Tag.pointwise in target.tags and not target._schema.is_mutable
+    return _LOOPS.get(str(target.overloadpacket), Loop.POINTWISE if pointwise else None)
 
 
 class _Look(NamedTuple):
@@ -232,17 +217,15 @@ def _step(r: Reading, looks: Sequence[_Look], v: int, after: Collection[int], ru
         nbytes = r.value_bytes[v] + (reads[-1].bytes if len(reads) > 1 else 0)
         return FusionStep("pointwise", tuple(reads), nbytes, _elements(r, v), stored=True, after=before)
     ops = 1 + sum([isinstance(a, int | float) for a in node.args])
-    stored, slow = loop is Loop.STORED, is_slow(node.target)
+    stored, slow = loop is Loop.STORED, str(node.target.overloadpacket).removeprefix("aten.") in _SLOW
     return FusionStep(
         "pointwise", tuple(reads), r.value_bytes[v], _elements(r, v), ops=ops, slow=slow, stored=stored, after=before
     )
 
 
 def _reduction(r: Reading, v: int, reads: tuple[Read, ...], after: tuple[int, ...]) -> FusionStep:
-    node, source = r.nodes[v], r.nodes[r.inputs[v][0]]
-    value = source.meta.get("val")
-    sizes = [r.storages.hint(size) for size in value.shape]
-    dims = _reduced_dims(node, len(sizes))
+    sizes = [r.storages.hint(size) for size in r.nodes[r.inputs[v][0]].meta["val"].shape]
+    dims = _reduced_dims(r.nodes[v], len(sizes))
     reduced = math.prod([sizes[d] for d in dims])
     points = max(math.prod(sizes) // max(reduced, 1), 1)
     inner = not sizes or len(sizes) - 1 in dims
@@ -273,7 +256,7 @@ def _loop(r: Reading, v: int, rules: FusionRules) -> Loop | None:
         return None
     if loop is Loop.RESHAPE:  # a step only where it is a copy
         return Loop.STORED
-    if loop is None or (not rules.adds_by_index and is_sum_by_index(node.target)):
+    if loop is None or (not rules.adds_by_index and str(node.target.overloadpacket) in _SUMS_BY_INDEX):
         return None
     values = [node.meta.get("val"), *(r.nodes[u].meta.get("val") for u in r.inputs[v])]
     if any(isinstance(value, torch.Tensor) and value.dtype.is_complex for value in values):

@@ -10,7 +10,7 @@ launched, nothing shows: its wait counts as reading all inputs. Copies between d
 they return are finished at the next node where the host waits for the device: that node counts as writing them.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple, TypeVar
@@ -125,33 +125,26 @@ class Launch(NamedTuple):
     point_to_point: bool
 
 
-def launch_chains(launches: Iterable[Launch]) -> list[list[int]]:
-    """The collectives of each process group with sends or receives: they must be launched in this order.
+def chain_hazards(launches: Iterable[Launch], notes: Counter[str]) -> list[Pair]:
+    """The collectives of each process group with sends or receives are launched in this order.
 
-    Sends and receives must meet their partners on other ranks, whose graphs differ from this one.
+    Sends and receives must meet their partners on other ranks, whose graphs differ from this one. Counts these
+    collectives in ``notes``, as ``point_to_point``.
     """
     chains: dict[str, list[int]] = defaultdict(list)
-    frozen: set[str] = set()
+    frozen: dict[str, list[int]] = {}
     for at, group, point_to_point in launches:
         chains[group].append(at)
         if point_to_point:
-            frozen.add(group)
-    return [chain for group, chain in chains.items() if group in frozen]
-
-
-def chain_hazards(chains: Iterable[Sequence[int]]) -> Iterator[Pair]:
-    """Each of a chain comes after the one before."""
-    return ((at, before) for chain in chains for before, at in pairwise(chain))
+            frozen[group] = chains[group]
+    notes["point_to_point"] = sum(map(len, frozen.values()))
+    return [(at, before) for chain in frozen.values() for before, at in pairwise(chain)]
 
 
 def add_hazards(after: dict[int, set[int]], pairs: Iterable[Pair]) -> None:
     """Add pairs to a table: per position, those that it must come after."""
     for at, before in pairs:
         after.setdefault(at, set()).add(before)
-
-
-Access = tuple[int, list[int], list[int]]
-"""A node, the storages that it reads, and those that it writes."""
 
 
 def graph_hazards(reading: Reading, group_of: Mapping[int, str]) -> dict[int, set[int]]:
@@ -171,9 +164,8 @@ def graph_hazards(reading: Reading, group_of: Mapping[int, str]) -> dict[int, se
         )
         add_hazards(after, list(fence_hazards(before)))
     comms = ((v, group, reading.traits[v].comm) for v, group in group_of.items())
-    chains = launch_chains(Launch(v, group, comm.point_to_point) for v, group, comm in comms if comm is not None)
-    reading.notes["point_to_point"] = sum(map(len, chains))
-    add_hazards(after, chain_hazards(chains))
+    launches = (Launch(v, group, comm.point_to_point) for v, group, comm in comms if comm is not None)
+    add_hazards(after, chain_hazards(launches, reading.notes))
     add_hazards(after, blocking_hazards(launch_steps(reading, group_of)))
     return after
 
@@ -195,7 +187,8 @@ def launch_steps(r: Reading, group_of: Mapping[int, str]) -> Iterator[tuple[int,
 _GIVEN = ("placeholder", "get_attr")
 
 
-def _accesses(r: Reading) -> Iterator[Access]:
+def _accesses(r: Reading) -> Iterator[tuple[int, list[int], list[int]]]:
+    """Yield nodes, each with the storages that it reads and those that it writes."""
     # storages whose readers and writers must be kept in order; all others are written once, by their maker
     shared = r.peeked.union(*r.writes.values(), *r.transfers.values())
     given = {s: None for v, node in enumerate(r.nodes) if node.op in _GIVEN for s in r.outs[v] if s in shared}

@@ -97,15 +97,11 @@ def comm_of(op: OpOverload) -> Comm | None:
     must not be thought to. (torch 2.16 plans such ones, for collectives with a ``config``: done on the calling stream
     when they return, https://github.com/pytorch/pytorch/pull/194826.) So does one of a namespace that is not torch's
     where it takes a process group, or is declared to communicate.
-
-    Looked up once per operator and not kept in a table: some are registered only when their module is imported.
     """
-    said = None if op.namespace in TORCH else declared(op._schema.name)
+    said, name = None if op.namespace in TORCH else declared(op._schema.name), op.overloadpacket.__name__
     for role, family in ((Role.LAUNCH, LAUNCHES), (Role.WAIT, WAITS), (Role.BLOCKING, BLOCKING)):
-        for name in () if said is False else family.get(op.namespace, ()):
-            if getattr(getattr(torch.ops, op.namespace), name, None) is op.overloadpacket:
-                copies = op._schema.name in COPIES_INPUT
-                return Comm(role, MEANT.get(name, name), name in POINT_TO_POINT, copies=copies)
+        if said is not False and name in family.get(op.namespace, ()):
+            return Comm(role, MEANT.get(name, name), name in POINT_TO_POINT, copies=op._schema.name in COPIES_INPUT)
     arguments = op._schema.arguments
     if op.namespace in FAMILIES:
         communicates = any(argument.name in ("group_name", "ranks") for argument in arguments)
@@ -113,8 +109,7 @@ def comm_of(op: OpOverload) -> Comm | None:
         communicates = op.namespace in WHOLE_FAMILIES and op._schema.name not in LOCAL
     else:
         communicates = any(map(names_a_group, arguments)) if said is None else said
-    known = said is not None or op.namespace == "symm_mem"
-    return Comm(Role.BLOCKING, op.overloadpacket.__name__, known=known) if communicates else None
+    return Comm(Role.BLOCKING, name, known=said is not None or op.namespace == "symm_mem") if communicates else None
 
 
 def names_a_group(argument: Any) -> bool:
@@ -137,9 +132,7 @@ class Arg(tuple[int, str]):
     def of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], default: Any = None) -> Any:
         """The argument of a call."""
         position, name = self
-        if 0 <= position < len(args):
-            return args[position]
-        return kwargs.get(name, default)
+        return args[position] if 0 <= position < len(args) else kwargs.get(name, default)
 
 
 def arguments_of(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -40,9 +40,7 @@ from overlap_sched.problem import Kind
 def members(node: Any) -> Sequence[Any]:
     """The unfused nodes in a scheduler node: of fused, foreach and grouped ones, nested ones too."""
     parts = node.get_nodes()
-    if len(parts) == 1 and parts[0] is node:
-        return parts
-    return [one for part in parts for one in members(part)]
+    return parts if len(parts) == 1 and parts[0] is node else [one for part in parts for one in members(part)]
 
 
 def runs(member: Any) -> bool:
@@ -217,7 +215,6 @@ def _overwritable(member: Any, source: Any) -> bool:
     return (
         V.graph.wrapper_code.can_reuse(source, member)
         and len(users) == 1
-        and not isinstance(users[0].node, scheduler.OutputNode)
         and users[0].node is member
         and users[0].can_inplace
         and not source.node.get_inputs_that_alias_output()
@@ -357,15 +354,15 @@ class KernelCosts:
         self._reading, self._model, self._notes = reading, model, notes
         self._cost = None if cost is None else cache(cost)
         self._index = {node: v for v, node in enumerate(reading.nodes)}
-        comms = [v for v, t in enumerate(reading.traits) if t.comm is not None and t.comm.role is not Role.WAIT]
+        self._roles = [traits.role for traits in reading.traits]
+        comms = [v for v, role in enumerate(self._roles) if role in (Role.LAUNCH, Role.BLOCKING)]
         self.group_of, placements = groups_of(reading, comms, {}, {}, nodes)
         self.groups = {name: placement.group for name, placement in placements.items()}
         self._fx: Costs = costs_of(reading, model, self._cost, self.groups)
 
     def origins(self, member: Any) -> list[int]:
         """Positions of the FX nodes that a scheduler node came from, in the order of the graph."""
-        found = {self._index[node] for node in getattr(member.node, "origins", ()) or () if node in self._index}
-        return sorted(found)
+        return sorted({self._index[node] for node in getattr(member.node, "origins", ()) or () if node in self._index})
 
     def metas(self, snode: Any) -> list[Mapping[str, Any]]:
         """The metadata of the FX nodes that a scheduler node came from, in the order of the graph."""
@@ -381,7 +378,7 @@ class KernelCosts:
         if kind is not Kind.COLLECTIVE:
             return self._of_compute(snode) if kind is Kind.COMPUTE else {"op": "wait_tensor"}
         launch = next(member for member in members(snode) if is_collective(member.node))
-        found = [v for v in self.origins(launch) if self._role(v) is Role.LAUNCH]
+        found = [v for v in self.origins(launch) if self._roles[v] is Role.LAUNCH]
         if len(found) != 1:
             raise UnsupportedError(
                 f"collective {snode.get_name()!r} comes from {len(found)} collectives of the FX graph, not from one."
@@ -401,7 +398,7 @@ class KernelCosts:
             isinstance(one.node, ir.MultiOutput) or isinstance(one, scheduler.NopKernelSchedulerNode) for one in parts
         ):
             return {"op": op}
-        extern = len(parts) == 1 and (snode.is_extern() or any(self._role(v) is Role.BLOCKING for v in origins))
+        extern = len(parts) == 1 and (snode.is_extern() or any(self._roles[v] is Role.BLOCKING for v in origins))
         chosen = self._priced_for_extern(parts[0], origins) if extern else self._exact(parts)
         flops = sum(self._fx.flops[v] for v in chosen)
         if extern:
@@ -409,7 +406,7 @@ class KernelCosts:
             us = sum(self._fx.prices[v].time_us for v in chosen)
         else:
             nbytes = self._moved(snode)
-            asked = [self._cost(self._reading.nodes[v]) for v in origins if self._cost and self._role(v) is None]
+            asked = [self._cost(self._reading.nodes[v]) for v in origins if self._cost and self._roles[v] is None]
             given = [us for us in asked if us is not None]
             us = sum(given) if given else ask_model(self._model.compute_us, Compute(op, flops, nbytes, "fused"))
         return {"op": op, "flops": flops, "bytes": nbytes, "time_us": us}
@@ -419,17 +416,13 @@ class KernelCosts:
         called = getattr(part.node, "op_overload", None)
         exact = [v for v in origins if called is not None and self._reading.nodes[v].target is called]
         exact = exact or [v for v in self._exact([part]) if self._fx.prices[v].time_us > 0.0]
-        ours = [v for v in origins if self._role(v) in (None, Role.BLOCKING) and self._fx.prices[v].time_us > 0.0]
-        return [v for v in exact if self._role(v) in (None, Role.BLOCKING)] or ours[-1:]
+        ours = [v for v in origins if self._roles[v] in (None, Role.BLOCKING) and self._fx.prices[v].time_us > 0.0]
+        return [v for v in exact if self._roles[v] in (None, Role.BLOCKING)] or ours[-1:]
 
     def _exact(self, parts: Sequence[Any]) -> list[int]:
         """The FX node that each part computes, where torch says so."""
         nodes = [getattr(part.node, "origin_node", None) for part in parts]
         return list(dict.fromkeys(self._index[node] for node in nodes if node in self._index))
-
-    def _role(self, v: int) -> Role | None:
-        comm = self._reading.traits[v].comm
-        return None if comm is None else comm.role
 
     def _moved(self, snode: Any) -> int:
         """Bytes of the buffers that a kernel reads and writes; of those that are indexed by data, what is picked."""

@@ -1,20 +1,16 @@
 """Named schedules of one job side by side: judged, replayed, and held against their bounds and each rank's memory."""
 
-import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import product
-from math import prod
 
-from overlap_sched.errors import OptionsError, PipelineError
+from overlap_sched.errors import PipelineError
 from overlap_sched.options import close_to
 from overlap_sched.pipeline.action import Item, PipelineSchedule
-from overlap_sched.pipeline.job import PipelineJob, PipelineLink
+from overlap_sched.pipeline.job import PipelineJob
 from overlap_sched.pipeline.judge import pipeline_bound_us, violation
 from overlap_sched.pipeline.layout import Cut
 from overlap_sched.pipeline.named import NAMED, NamedSchedule, cut_for, interleaved_in, lay_out_named
-from overlap_sched.pipeline.replay import PipelineReplay, RankPeak, inside_us, pipeline_peaks, replay_pipeline
+from overlap_sched.pipeline.replay import PipelineReplay, RankPeak, item_block, pipeline_peaks, replay_pipeline
 
 INTERLEAVED = "interleaved", "interleaved-zb"
 FEW = 4
@@ -54,7 +50,7 @@ class PlannedPipeline:
     @property
     def inside_us(self) -> tuple[float, ...]:
         """Per rank, the time in which compute waits for collectives inside of its graphs."""
-        return tuple(sum(inside_us(self.job, run.item) for run in items) for items in self.replay.items)
+        return tuple(sum(item_block(self.job, run.item).exposed_us for run in items) for items in self.replay.items)
 
     @property
     def shortage(self) -> RankShortage | None:
@@ -88,17 +84,15 @@ def named(name: str) -> NamedSchedule:
     Raises:
         PipelineError: There is none of that name.
     """
-    found = next((one for one in NAMED if one.name == name), None)
-    what, _, chunks = name.partition(":")
-    if found is None and what in INTERLEAVED and chunks.isdecimal() and 1 <= len(chunks) <= 4 and int(chunks) > 0:
+    known, (what, _, chunks) = {one.name: one for one in NAMED}, name.partition(":")
+    if what in INTERLEAVED and chunks.isdecimal() and 1 <= len(chunks) <= 4 and int(chunks) > 0:
         return interleaved_in(int(chunks), what == INTERLEAVED[1])
-    if found is None:
-        known, dealt = ", ".join(one.name for one in NAMED), ", ".join(f"{one}:V" for one in INTERLEAVED)
+    if name not in known:
         raise PipelineError(
-            f"{name[:40]!r} is no schedule. Give some of {known}, and {dealt} with V stages per rank."
-            f"{close_to(name.lower(), [one.name for one in NAMED])}"
+            f"{name[:40]!r} is no schedule. Give some of {', '.join(known)}, and {':V, '.join(INTERLEAVED)}:V with V "
+            f"stages per rank.{close_to(name.lower(), known)}"
         )
-    return found
+    return known[name]
 
 
 def plan_pipeline(job: PipelineJob, of: NamedSchedule, cut: Cut | None = None) -> PlannedPipeline:
@@ -154,118 +148,12 @@ def left_bytes(planned: PlannedPipeline) -> int:
     return 1 << (least.bit_length() - 1) if least >= LEAST else 0
 
 
-def with_room(
-    planned: PlannedPipeline, job_with: Callable[[int], PipelineJob], plan: Callable[[PipelineJob], PlannedPipeline]
-) -> PlannedPipeline:
+def with_room(planned: PlannedPipeline, plan: Callable[[int], PlannedPipeline]) -> PlannedPipeline:
     """The same schedule with its graphs ordered in what it leaves, where that is shorter and fits; else as it was.
 
     Args:
         planned: With its graphs ordered in no more than their peaks.
-        job_with: The job with its graphs ordered with so many bytes above their peaks.
-        plan: Makes the schedule for a job.
+        plan: Makes the schedule with its graphs ordered with so many bytes above their peaks.
     """
-    room = left_bytes(planned)
-    if not room:
-        return planned
-    more = plan(job_with(room))
-    shorter = more.shortage is None and more.replay.step_us < planned.replay.step_us
-    return more if shorter else planned
-
-
-WHOLE = ("micro_batches", "ranks")
-_LEAST, _MOST = 2.0**-20, 2.0**60
-
-
-@dataclass(frozen=True)
-class ChangedJob:
-    """What is changed: by name, in the order in which it was asked for."""
-
-    values: tuple[tuple[str, float], ...] = ()
-
-    @property
-    def instead(self) -> dict[str, int]:
-        """Values that take the place of those in the file."""
-        return {name: int(value) for name, value in self.values if name in WHOLE}
-
-    def linked(self, job: PipelineJob) -> PipelineJob:
-        """The job with links of another bandwidth."""
-        factor = dict(self.values).get("links", 1.0)
-
-        def scaled(link: PipelineLink) -> PipelineLink:
-            return replace(link, bytes_per_s=link.bytes_per_s * factor)
-
-        return replace(job, link=scaled(job.link), links={ends: scaled(link) for ends, link in job.links.items()})
-
-
-def read_changes(texts: Iterable[str]) -> list[ChangedJob]:
-    """List all combinations of values that ``--vary`` was given; raises as :func:`read_axes`."""
-
-    def read(name: str, text: str) -> float:
-        value = float(text)
-        if name in WHOLE and value != int(value):
-            raise OptionsError(f"--vary {name}={text}: {name} are whole numbers.")
-        return value
-
-    found = read_axes(texts, (*WHOLE, "links"), "micro_batches=8,16,32 links=0.5,2", 64, read)
-    return [ChangedJob(tuple(zip(found, values, strict=True))) for values in product(*found.values())] if found else []
-
-
-def read_axes(
-    texts: Iterable[str],
-    axes: Collection[str],
-    example: str,
-    most: int,
-    read: Callable[[str, str], float],
-    from_zero: Collection[str] = (),
-) -> dict[str, tuple[float, ...]]:
-    """Read what ``--vary`` was given: ``micro_batches=8,16,32``, ``links=0.25..4``, ``headroom=0..2GiB``.
-
-    Args:
-        texts: One per axis.
-        axes: Names that may be varied.
-        example: For messages.
-        most: Combinations.
-        read: Reads a value of an axis; raises ``ValueError`` where it is none.
-        from_zero: Names whose values may be 0.
-
-    Raises:
-        OptionsError: One is not written so, something is varied twice, or there are more than ``most`` combinations.
-    """
-    found: dict[str, tuple[float, ...]] = {}
-    for text in texts:
-        shown = text if len(text) <= 40 else text[:37] + "..."
-        name, _, values = (part.strip() for part in text.partition("="))
-        if name not in axes or not values:
-            near = "" if name in axes else close_to(name, axes)
-            raise OptionsError(f"--vary {shown}: is not WHAT=VALUES, WHAT one of {', '.join(axes)}: {example}.{near}")
-        if name in found:
-            raise OptionsError(f"--vary {shown}: {name} is varied already. Give it once.")
-        if "..." in values:
-            raise OptionsError(
-                f"--vary {shown}: has three dots. Did you mean {name}={re.sub('[.]{3,}', '..', values)}?"
-            )
-        least = 0.0 if name in from_zero else _LEAST
-        try:
-            found[name] = _values(values, partial(read, name), least, most)
-        except OptionsError:  # says more
-            raise
-        except ValueError:
-            above = "above 0" if least else "0 or more"
-            raise OptionsError(
-                f"--vary {shown}: values are numbers {above}, each once: FIRST..LAST in powers of two, or A,B,C."
-            ) from None
-    if (count := prod(map(len, found.values()))) > most:
-        raise OptionsError(f"--vary: that makes {count} combinations, {most} at most. Give fewer values.")
-    return found
-
-
-def _values(text: str, read: Callable[[str], float], least: float, most: int) -> tuple[float, ...]:
-    first, dots, last = text.partition("..")
-    values = [read(value.strip()) for value in ([first, last] if dots else text.split(","))]
-    if dots and values[1] > values[0] == least == 0:
-        values = [0.0, *(values[1] / 2**k for k in range(4, -1, -1))]
-    elif dots:
-        values = [one for k in range(most + 1) if (one := values[0] * 2**k) <= values[1] * (1 + 1e-9)]
-    if not values or not all(least <= value <= _MOST for value in values) or len(set(values)) != len(values):
-        raise ValueError
-    return tuple(values)
+    more = plan(room) if (room := left_bytes(planned)) else planned
+    return more if more.shortage is None and more.replay.step_us < planned.replay.step_us else planned

@@ -13,15 +13,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from overlap_sched.errors import PipelineError
-from overlap_sched.pipeline.action import (
-    OF_WEIGHTS,
-    SENDS,
-    UPDATES,
-    Action,
-    Item,
-    PipelineSchedule,
-    parts,
-)
+from overlap_sched.pipeline.action import OF_WEIGHTS, SENDS, UPDATES, Action, Item, PipelineSchedule, parts
 from overlap_sched.pipeline.job import PipelineJob
 from overlap_sched.pipeline.replay import PipelineReplay
 
@@ -64,11 +56,10 @@ def schedule_csv(job: PipelineJob, schedule: PipelineSchedule, replay: PipelineR
             f"{job.name}: torch's schedules go through stages 0, 1, 2, ... one way; this job has "
             f"{len(job.routes)} {'route' if len(job.routes) == 1 else 'routes'} that do not. Choose another schedule."
         )
-    with_sends = schedule if form == "compute_only" else with_transfers(job, schedule, replay)
-    orders = [[item for item in order if parts(item)[0].kind not in UPDATES] for order in with_sends.orders]
-    rows = [list(map(str, order)) for order in orders]
-    if form != "compute_only":
-        rows = [_cells(order, replay, form == "compute_comms_waits") for order in orders]
+    plain, waits = form == "compute_only", form == "compute_comms_waits"
+    orders = (schedule if plain else with_transfers(job, schedule, replay)).orders
+    kept = [[item for item in order if parts(item)[0].kind not in UPDATES] for order in orders]
+    rows = [list(map(str, order)) if plain else _cells(order, replay, waits) for order in kept]
     return "".join(f"{','.join(row)}\r\n" for row in rows)
 
 

@@ -11,7 +11,7 @@ gives and backward gives to its end, as torchtitan's multiplexed graphs do.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -46,10 +46,9 @@ class GraphBlock:
 
     def put_into(self, block: PipelineBlock, held_bytes: int) -> PipelineBlock:
         """A block with this time and memory, of which so much is counted elsewhere while it runs: saved, or kept."""
+        timed = replace(block, time_us=self.time_us, exposed_us=self.exposed_us, graph=self.name)
         transient = max(self.peak_bytes - held_bytes, 0)
-        timed = replace(block, time_us=self.time_us, exposed_us=self.exposed_us)
-        counted = self.pinned_bytes + held_bytes
-        return replace(timed, transient_bytes=transient, graph=self.name, counted_bytes=counted)
+        return replace(timed, transient_bytes=transient, counted_bytes=self.pinned_bytes + held_bytes)
 
 
 def graph_block(name: str, problem: Problem, run: JudgedOrder, parameter_bytes: int | None = None) -> GraphBlock:
@@ -67,11 +66,6 @@ def graph_block(name: str, problem: Problem, run: JudgedOrder, parameter_bytes: 
     given = sum(problem.storages[s].bytes for node in problem.nodes if node.kind is Kind.INPUT for s in node.alloc)
     peak, given, left = (nbytes - static for nbytes in (max(profile), given, profile[-1]))
     return GraphBlock(name, line.step_us, line.exposed_us, peak, given, left, static)
-
-
-def left_by(graph: GraphBlock, output_bytes: int) -> int:
-    """The bytes that a forward, or an input gradient, leaves for what comes later."""
-    return max(graph.left_bytes - output_bytes, 0)
 
 
 class GraphSource(NamedTuple):
@@ -112,24 +106,23 @@ class MeasuredGraph:
     before: JudgedOrder
     ordered: JudgedOrder
 
-    @cached_property
-    def peak_bytes(self) -> int:
-        """The most that is live, in the order that it is to run in."""
-        return max(self.ordered.profile)
-
 
 class JobGraphs:
     """What has been read and measured so far.
 
     Attributes:
         graphs, pairs: By name.
+        parts: By name, graphs that are not read: parts of others.
+        notes: What a reader of the figures should know.
         offered: By graph of a backward that has no halves, nodes that may make the gradient of its input.
     """
 
     def __init__(self, read: ReadGraph, order: Orderer | None = None) -> None:
         """Take a function that reads a graph, and one that orders it; ``None``: all run as they are written."""
-        self._read, self._order = cache(read), order
+        self.read, self._order = cache(read), order
         self.graphs: dict[str, MeasuredGraph] = {}
+        self.parts: dict[str, Problem] = {}
+        self.notes: dict[str, None] = {}
         self.pairs: dict[tuple[str, str], MeasuredGraph] = {}
         self.offered: dict[str, list[str]] = {}
         self._blocks: dict[tuple[str, int | None], GraphBlock] = {}
@@ -173,6 +166,9 @@ class JobGraphs:
         )
         return first, second
 
+    def _read(self, source: GraphSource) -> Problem:
+        return self.parts.get(source.name) or self.read(source)
+
     def _block(self, name: str, problem: Problem, parameter_bytes: int | None) -> GraphBlock:
         if (name, parameter_bytes) not in self._blocks:
             if name not in self.graphs:
@@ -201,21 +197,20 @@ class JobGraphs:
                 continue
             if both not in self.pairs:
                 tell(f"interleaving graphs, pair {len(self.pairs) + 1} of {count}")
-            pair = self.interleaved(*both)
+                self.pairs[both] = self.interleaved(*both)
+            pair = self.pairs[both]
             counted = ahead.forward.counted_bytes + back.backward.counted_bytes
-            line, transient = pair.ordered.timeline, max(pair.peak_bytes - counted, 0)
+            line, transient = pair.ordered.timeline, max(max(pair.ordered.profile) - counted, 0)
             found[f, b] = PipelineBlock(line.step_us, transient, exposed_us=line.exposed_us)
         return replace(job, pairs=found)
 
     def interleaved(self, ahead: str, back: str) -> MeasuredGraph:
         """Order a forward beside a backward; both have been measured, and it is no longer than both in their orders."""
-        if (ahead, back) not in self.pairs:
-            apart = [self.graphs[name] for name in (back, ahead)]
-            both = join_beside(*(one.problem for one in apart))
-            number = {(part, v): k for k, (part, v) in enumerate(zip(both.part, both.rank, strict=True))}
-            own = [number[c, v] for c, one in enumerate(apart) for v in one.ordered.order if (c, v) in number]
-            written = self._measured(f"{ahead} beside {back}", both.problem)
-            before = measure(both.problem, (*own, len(both.rank) - 1))
-            ordered = min(written.ordered, before, key=lambda one: one.timeline.step_us)
-            self.pairs[ahead, back] = replace(written, before=before, ordered=ordered)
-        return self.pairs[ahead, back]
+        apart = [self.graphs[name] for name in (back, ahead)]
+        both = join_beside(*(one.problem for one in apart))
+        number = {(part, v): k for k, (part, v) in enumerate(zip(both.part, both.rank, strict=True))}
+        own = [number[c, v] for c, one in enumerate(apart) for v in one.ordered.order if (c, v) in number]
+        written = self._measured(f"{ahead} beside {back}", both.problem)
+        before = measure(both.problem, (*own, len(both.rank) - 1))
+        ordered = min(written.ordered, before, key=lambda one: one.timeline.step_us)
+        return replace(written, before=before, ordered=ordered)

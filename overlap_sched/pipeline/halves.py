@@ -20,8 +20,7 @@ from overlap_sched.problem import OF_HOST, Kind, Node, NodeId, Problem, StorageI
 from overlap_sched.problem.parts import cut_problem
 from overlap_sched.problem.precedence import find_reachable
 from overlap_sched.transform.apply import refusal, writes
-
-GATHER = "all_gather_into_tensor"
+from overlap_sched.transform.rewrites import GATHER
 
 
 def halve_backward(problem: Problem, last: NodeId) -> tuple[Problem, Problem]:

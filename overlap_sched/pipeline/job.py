@@ -31,14 +31,7 @@ from overlap_sched.pipeline.action import BACKWARDS, Action, ActionKind
 from overlap_sched.problem import MAX_TOTAL_BYTES
 from overlap_sched.problem.sizes import show_number
 
-_BLOCKS = {
-    ActionKind.FORWARD: "forward",
-    ActionKind.BACKWARD: "backward",
-    ActionKind.INPUT_GRADIENT: "input_gradient",
-    ActionKind.WEIGHT_GRADIENT: "weight_gradient",
-    ActionKind.REDUCE: "reduce",
-    ActionKind.STEP: "step",
-}
+_FIELD = {kind: kind.name.lower() for kind in ActionKind}
 
 
 @dataclass(frozen=True)
@@ -97,13 +90,13 @@ class PipelineStage:
 
     def block(self, kind: ActionKind) -> PipelineBlock | None:
         """Look up what an action of a kind takes; ``None``: the stage has no such action."""
-        block: PipelineBlock | None = getattr(self, _BLOCKS.get(kind, ""), None)
+        block: PipelineBlock | None = getattr(self, _FIELD[kind], None)
         return block
 
     @property
     def numbers(self) -> list[float]:
         """All times and sizes."""
-        blocks = [block for kind in _BLOCKS if (block := self.block(kind)) is not None]
+        blocks = [block for kind in ActionKind if (block := self.block(kind)) is not None]
         each = [(one.time_us, one.transient_bytes, one.output_bytes, one.buffer_bytes) for one in blocks]
         return [self.saved_bytes, self.kept_bytes, self.static_bytes, *chain.from_iterable(each)]
 
@@ -273,6 +266,12 @@ def with_recomputation(
         saved_bytes=saved,
     )
     return replace(stage, recomputed=again)
+
+
+def scale_links(job: PipelineJob, factor: float) -> PipelineJob:
+    """The job with links of so many times their bandwidth."""
+    links = (replace(one, bytes_per_s=one.bytes_per_s * factor) for one in (job.link, *job.links.values()))
+    return replace(job, link=next(links), links=dict(zip(job.links, links, strict=True)))
 
 
 def recompute_stages(job: PipelineJob, units: Iterable[int]) -> PipelineJob:

@@ -5,16 +5,17 @@ Files are not trusted: every key, type, unit and range is checked, and an error 
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from overlap_sched.cost.cluster import Cluster, read_cluster
 from overlap_sched.cost.toml_file import Bandwidth, Bytes, Count, Number, Positive, Table, Time, decode_toml, read_size
 from overlap_sched.errors import CostError, PipelineError
-from overlap_sched.pipeline.graphs import GraphBlock, GraphSource, JobGraphs, left_by
+from overlap_sched.pipeline.graphs import GraphBlock, GraphSource, JobGraphs
 from overlap_sched.pipeline.job import (
     PipelineBlock,
     PipelineJob,
@@ -23,6 +24,8 @@ from overlap_sched.pipeline.job import (
     Route,
     with_recomputation,
 )
+from overlap_sched.pipeline.layers import ModelStage, cut_model
+from overlap_sched.problem import Problem
 from overlap_sched.problem.file import DEFAULT_LIMITS, DamagedError, Limits, read_bytes
 
 _ZERO = Bytes(0)
@@ -34,6 +37,9 @@ class _BlockTable(Table):
     transient: Bytes = _ZERO
     output: Bytes = _ZERO
     send_buffer: Bytes | None = None
+
+
+class _BackwardTable(_BlockTable):
     output_node: str = ""
 
 
@@ -44,7 +50,7 @@ class _RecomputeTable(Table):
 
 class _StageTable(Table):
     forward: _BlockTable
-    backward: _BlockTable | None = None
+    backward: _BackwardTable | None = None
     input_gradient: _BlockTable | None = None
     weight_gradient: _BlockTable | None = None
     reduce: _BlockTable | None = None
@@ -56,6 +62,15 @@ class _StageTable(Table):
     saved: Bytes | None = None
     kept: Bytes | None = None
     recompute: bool | _RecomputeTable = False
+
+
+class _ModelTable(Table):
+    forward: str
+    backward: str
+    layers: Positive | Annotated[tuple[Positive, ...], msgspec.Meta(min_length=1)] | None = None
+    gradients: Number = 0.0
+    optimizer: Number = 0.0
+    recompute: bool = False
 
 
 class _LinkTable(Table):
@@ -73,6 +88,7 @@ class _JobTable(Table):
     ranks: Positive
     micro_batches: Positive
     stage: tuple[_StageTable, ...] = ()
+    model: _ModelTable | None = None
     name: str = ""
     cluster: str = ""
     ranks_per_node: Positive = 1
@@ -120,9 +136,10 @@ def parse_job(
 ) -> PipelineJob:
     """The job in a text; ``where``: how errors name it. Raises as :func:`read_job`."""
     file = decode_toml(text, _JobTable, where, PipelineError, instead)
-    count, batches, ranks = sum(one.repeat for one in file.stage), file.micro_batches, file.ranks
+    tables = file.stage if file.model is None else _stages_of(file.model, file, where, folder, graphs)
+    count, batches, ranks = sum(one.repeat for one in tables), file.micro_batches, file.ranks
     if not count:
-        raise PipelineError(f"{where}: stage is missing; write [[stage]] above each stage.")
+        raise PipelineError(f"{where}: stage is missing; write [[stage]] above each stage, or [model].")
     if 3 * count * batches > MAX_ACTIONS:
         raise PipelineError(
             f"{where}: {count} stages and {batches} micro-batches make {3 * count * batches:,} actions, more than "
@@ -131,7 +148,7 @@ def parse_job(
     if ranks > count:
         raise PipelineError(f"{where}: ranks is {ranks}, and there are {count} stages: give one per rank, or more.")
     stages, received = list[PipelineStage](), 0
-    for k, one in enumerate(file.stage):
+    for k, one in enumerate(tables):
         expected = received or (int(one.forward.output) if one.repeat > 1 else 0)
         stage = _StageReader(file, folder, graphs, f"{where}: stage[{k}]", expected).stage(one)
         way = one.recompute if isinstance(one.recompute, _RecomputeTable) else _RecomputeTable()
@@ -157,6 +174,47 @@ def parse_job(
     )
 
 
+def _source(file: _JobTable, folder: Path, graph: str) -> GraphSource:
+    return GraphSource(graph, folder / graph, file.cluster or None, tuple(file.groups.items()))
+
+
+def _stages_of(model: _ModelTable, file: _JobTable, where: str, folder: Path, graphs: JobGraphs) -> list[_StageTable]:
+    """The stages of a model, and their graphs: those that are alike are one."""
+    if file.stage:
+        raise PipelineError(f"{where}: there are [model] and [[stage]]. Leave one out.")
+    forward, backward = (graphs.read(_source(file, folder, graph)) for graph in (model.forward, model.backward))
+    try:
+        cut = cut_model(forward, backward, model.layers)
+    except PipelineError as error:
+        raise PipelineError(f"{where}: model: {error}") from None
+    stages = " | ".join(stage.name for stage in cut.stages)
+    more = f"; stages need of each other, too: {', '.join(cut.extra)}" if cut.extra else ""
+    graphs.notes[f"{where}: {cut.layers} layers (by {cut.found_by}): {stages}{more}"] = None
+    alike, tables = dict[object, ModelStage](), list[_StageTable]()
+    for stage in cut.stages:
+        ahead, back = (alike.setdefault(_contents(graph), stage) for graph in (stage.forward, stage.backward))
+        parameters = sum(storage.bytes for storage in stage.forward.storages if storage.pinned)
+        front, rear = f"{model.forward} ({ahead.name})", f"{model.backward} ({back.name})"
+        graphs.parts |= {front: ahead.forward, rear: back.backward}
+        tables.append(
+            _StageTable(
+                forward=_BlockTable(problem=front, output=Bytes(stage.output_bytes)),
+                backward=_BackwardTable(problem=rear, output=Bytes(stage.gradient_bytes), output_node=back.gradient),
+                parameters=Bytes(parameters),
+                gradients=Bytes(parameters * model.gradients),
+                optimizer=Bytes(parameters * model.optimizer),
+                saved=Bytes(stage.saved_bytes),
+                recompute=model.recompute,
+            )
+        )
+    return tables
+
+
+def _contents(graph: Problem) -> object:
+    """Equal where two graphs do the same."""
+    return tuple(node._replace(name="", module="") for node in graph.nodes), graph.storages
+
+
 class _StageReader:
     """Makes a stage of its table: of blocks given by numbers or by graphs, and of bytes."""
 
@@ -166,69 +224,58 @@ class _StageReader:
 
     def stage(self, table: _StageTable) -> PipelineStage:
         """Where only the halves of backward are given, the whole takes both, one after the other."""
-        graph, ahead = self._given(table, "forward")
-        pinned = 0 if graph is None else graph.pinned_bytes
-        saved = _or(table.saved, 0 if graph is None else left_by(graph, ahead.output_bytes))
-        static = _or(table.parameters, pinned) + table.gradients + table.optimizer
-        kept, half_i, half_w = _or(table.kept, 0), None, None
+        ahead, graph = self._given(table, "forward")
+        saved, kept, half_i, half_w = _left(table.saved, ahead, graph), 0, None, None
         if table.input_gradient is not None or table.weight_gradient is not None:
-            (graph_i, half_i), (graph_w, half_w) = (self._given(table, f"{of}_gradient") for of in ("input", "weight"))
-            if graph_i is not None:
-                kept = _or(table.kept, left_by(graph_i, half_i.output_bytes))
-            half_i, half_w = _measured(graph_i, half_i, saved), _measured(graph_w, half_w, kept)
+            (half_i, graph_i), (half_w, graph_w) = (self._given(table, f"{of}_gradient") for of in ("input", "weight"))
+            kept = _left(table.kept, half_i, graph_i)
+            half_i, half_w = _measured(half_i, graph_i, saved), _measured(half_w, graph_w, kept)
         if half_i is not None and half_w is not None and table.backward is None:
             transient = max(half_i.transient_bytes, kept + half_w.transient_bytes - saved)
             time_us, exposed_us = half_i.time_us + half_w.time_us, half_i.exposed_us + half_w.exposed_us
-            sent = half_i.output_bytes, half_i.sent_bytes
-            back = PipelineBlock(time_us, transient, *sent, exposed_us=exposed_us)
+            back = PipelineBlock(time_us, transient, half_i.output_bytes, half_i.sent_bytes, exposed_us=exposed_us)
         else:
             back = _measured(*self._given(table, "backward"), saved)
             if (parts := self._parted(table, halves=half_i is not None)) is not None:
                 kept = _or(table.kept, parts[1].given_bytes)
-                half_i = _measured(parts[0], back, saved)
+                half_i, half_w = _measured(back, parts[0], saved), _measured(PipelineBlock(0.0), parts[1], kept)
                 if back.sent_bytes is None and parts[0].left_bytes == parts[1].given_bytes:  # W reads it, too
                     half_i = replace(half_i, sent_bytes=0)
-                half_w = _measured(parts[1], PipelineBlock(0.0), kept)
         if table.kept is not None and half_i is None:
             why = "goes from input_gradient to weight_gradient, and there are no halves. Leave it out."
             raise PipelineError(f"{self._where}.kept {why}")
-        reduce, step = (
-            _measured(*self._given(table, of), 0) if getattr(table, of) else None for of in ("reduce", "step")
-        )
-        return PipelineStage(_measured(graph, ahead, saved), back, half_i, half_w, saved, kept, static, reduce, step)
+        pinned = 0 if graph is None else graph.pinned_bytes
+        static = _or(table.parameters, pinned) + table.gradients + table.optimizer
+        updates = (_measured(*self._given(table, of), 0) if getattr(table, of) else None for of in ("reduce", "step"))
+        return PipelineStage(_measured(ahead, graph, saved), back, half_i, half_w, saved, kept, static, *updates)
 
-    def _source(self, graph: str) -> GraphSource:
-        return GraphSource(graph, self._folder / graph, self._file.cluster or None, tuple(self._file.groups.items()))
-
-    def _given(self, table: _StageTable, key: str) -> tuple[GraphBlock | None, PipelineBlock]:
-        """The graph of a block if it has one, and the block as its numbers say."""
+    def _given(self, table: _StageTable, key: str) -> tuple[PipelineBlock, GraphBlock | None]:
+        """A block as its numbers say, and its graph if it has one."""
         block: _BlockTable | None = getattr(table, key)
         if block is None or (block.time is None and not block.problem):
             missing = "is missing" if block is None else "has neither a time nor a graph (problem)"
             raise PipelineError(f'{self._where}.{key} {missing}: write {key} = {{ time = "12us" }}.')
-        if block.output_node and key != "backward":
-            raise PipelineError(f"{self._where}.{key} has output_node, which only backward has. Leave it out.")
-        sent = None if block.send_buffer is None else int(block.send_buffer)
         if block.problem and (block.time is not None or block.transient):
             raise PipelineError(f"{self._where}.{key} has a graph, which says its time and bytes: leave those out.")
-        graph = self._graphs.whole(self._source(block.problem), table.parameters) if block.problem else None
-        return graph, PipelineBlock(float(block.time or 0.0), int(block.transient), int(block.output), sent)
+        graph = self._graphs.whole(self._source(block), table.parameters) if block.problem else None
+        sent = None if block.send_buffer is None else int(block.send_buffer)
+        return PipelineBlock(float(block.time or 0.0), int(block.transient), int(block.output), sent), graph
+
+    def _source(self, block: _BlockTable) -> GraphSource:
+        return _source(self._file, self._folder, block.problem)
 
     def _parted(self, table: _StageTable, halves: bool) -> tuple[GraphBlock, GraphBlock] | None:
         """The halves of a backward's graph, where it is known which node makes what is sent back."""
-        block = table.backward
-        if block is None or (halves and not block.output_node):
+        block, where = table.backward, f"{self._where}.backward.output_node"
+        if block is None or not (block.problem or block.output_node) or (halves and not block.output_node):
             return None
-        where = f"{self._where}.backward.output_node"
         if halves:
             raise PipelineError(f"{where} makes halves of backward, which are given: leave one out.")
         if not block.problem:
-            if block.output_node:
-                raise PipelineError(f"{where} names a node of a graph: give the graph, too (problem).")
-            return None
+            raise PipelineError(f"{where} names a node of a graph: give the graph, too (problem).")
         nbytes = int(block.output) or self._received_bytes
         try:
-            return self._graphs.halves(self._source(block.problem), block.output_node, nbytes, table.parameters)
+            return self._graphs.halves(self._source(block), block.output_node, nbytes, table.parameters)
         except ValueError as error:
             raise PipelineError(f"{where} is {error}.") from None
 
@@ -237,7 +284,12 @@ def _or(given: Bytes | None, otherwise: int) -> int:
     return otherwise if given is None else int(given)
 
 
-def _measured(graph: GraphBlock | None, block: PipelineBlock, held_bytes: int) -> PipelineBlock:
+def _left(given: Bytes | None, block: PipelineBlock, graph: GraphBlock | None) -> int:
+    """The bytes that a forward, or an input gradient, leaves for what comes later."""
+    return _or(given, 0 if graph is None else max(graph.left_bytes - block.output_bytes, 0))
+
+
+def _measured(block: PipelineBlock, graph: GraphBlock | None, held_bytes: int) -> PipelineBlock:
     return block if graph is None else graph.put_into(block, held_bytes)
 
 
@@ -273,23 +325,22 @@ def _links(
 ) -> tuple[PipelineLink, Mapping[tuple[int, int], PipelineLink]]:
     link, links, ranks = PipelineLink(), dict[tuple[int, int], PipelineLink](), file.ranks
     if cluster is not None:
-        inside = PipelineLink(float(cluster.inside.latency_us), float(cluster.inside.bytes_per_s))
+        inside, node = PipelineLink(cluster.inside.latency_us, cluster.inside.bytes_per_s), file.ranks_per_node
         across = cluster.across
-        link = PipelineLink(float(across.latency_us), float(across.card_bytes_per_s)) if across else inside
-        node = file.ranks_per_node
+        link = PipelineLink(across.latency_us, across.card_bytes_per_s) if across else inside
         if node > cluster.ranks_per_node:
             raise PipelineError(
                 f"{where}: ranks_per_node is {node}; a node of {cluster.name} has {cluster.ranks_per_node}."
             )
-        near = [(a, b) for a in range(ranks) for b in range(a - a % node, min(a - a % node + node, ranks)) if a != b]
-        links = dict.fromkeys(near, inside)
+        nodes = (range(first, min(first + node, ranks)) for first in range(0, ranks, node))
+        links = {ends: inside for own in nodes for ends in permutations(own, 2)}
     if file.link is not None:
-        link, links = PipelineLink(float(file.link.latency), float(file.link.bandwidth)), {}
+        link, links = PipelineLink(file.link.latency, file.link.bandwidth), {}
     for one in file.links:
         ends = one.source, one.target
         if max(ends) >= ranks or ends[0] == ends[1]:
             raise PipelineError(
                 f"{where}: a link goes from rank {ends[0]} to rank {ends[1]}; ranks are 0 to {ranks - 1}."
             )
-        links[ends] = PipelineLink(float(one.latency), float(one.bandwidth))
+        links[ends] = PipelineLink(one.latency, one.bandwidth)
     return link, links

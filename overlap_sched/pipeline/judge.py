@@ -8,25 +8,23 @@ backward (B or I + W); with all transfers between ranks on the way::
     head(s)   F of the stages in front of s
     tail(s)   D of the stages in front of s, but T of the first one, then its reduction and step; of the first T - D
 
-    step >= (a) one micro-batch: head + F + D + tail of a stage
-            (b) per stage: head(s) + F and D of all its micro-batches + tail(s)
-            (c) per rank: least head + F and D of all its stages + least tail
-            (d) per rank: least head + F and T of all its stages + the steps of its stages, or the least of a reduction
-                and step, or, where no stage has halves, the least way of a gradient to the first stage
+    step >= (a) per stage: head(s) + F and D of all its micro-batches, or of one + tail(s)
+            (b) per rank: least head + F and D of all its stages + least tail
+            (c) per rank: least head + F and T of all its stages + the steps of its stages, or the least of a reduction
+                and step
 
 A forward and a backward that run together (a pair) may take less than both: per forward, the most that any pair saves
-is taken off (b), (c) and (d). In (b) to (d) nothing runs on a rank before its least head, and all that is counted
-runs one at a time; F precedes the D of its micro-batch, so that after the last D of a rank its way to the first stage
-is still to come.
+is taken off. Nothing runs on a rank before its least head, and all that is counted runs one at a time; F precedes the
+D of its micro-batch, so that after the last D of a rank its way to the first stage is still to come.
 
 Within memory limits also, with h the least time from the start of a stage's F to the end of its D, by way of the last
 stage, in which what it saves is live, and K how often that fits beside what is static, and either the transient of its
 F or D, or the gradient that D receives::
 
-    step >= (e) per stage: the least start of its last F + h + tail(s)
-            (f) per rank: least head + bytes x least time that they are live, of all its stages / its room
+    step >= (d) per stage: the least start of its last F + h + tail(s)
+            (e) per rank: least head + bytes x least time that they are live, of all its stages / its room
 
-In (e) an F begins with n <= K micro-batches in flight, when the D of the n-th before it has ended, h behind its F, and
+In (d) an F begins with n <= K micro-batches in flight, when the D of the n-th before it has ended, h behind its F, and
 the W of that as many further back as there is room for what is kept. A rank has little to run before the first D of
 stage s begins, and after the last F of it::
 
@@ -34,9 +32,8 @@ stage s begins, and after the last F of it::
     rank    |......F F F F..........|D  what is not before and not behind |F ...............D ...|
              before: no more F than there is room for                      behind: D and W of what is live
 
-    step >= (g) head(s) + h - D + F and T of all that is not before
-            (h) least head + F and T of all that is not behind + h + tail(s)
-            (i) where micro-batches are more than K: head(s) + h - D + all that is neither + h + tail(s)
+    step >= (f) head(s) + h - D + F and T of all that is not before
+            (g) where micro-batches are more than K: head(s) + h - D + all that is neither + h + tail(s)
 
 The most that there is room for, before and behind, is that of the best mix of micro-batches, each as far as it may be.
 """
@@ -211,25 +208,14 @@ def pipeline_bound_us(job: PipelineJob, post_validation: bool = False) -> float:
     """
     ways, bounds = _ways(job, post_validation), list[float]()
     for s, way in ways.items():
-        one_us, count = job.stages[s].forward.time_us + job.stages[s].down_us, len(job.route_of[s].micro_batches)
-        bounds.append(way.head_us + max(one_us, count * (one_us - _saved_us(job, s, [s], "down_us"))) + way.tail_us)
+        once_us = job.stages[s].forward.time_us + job.stages[s].down_us
+        bounds.append(way.head_us + max(once_us, _least_us(job, s, [s], "down_us")) + way.tail_us)
     for stages in job.stages_of:
-        head_us, tail_us, back_us = (
-            min(getattr(ways[s], f"{way}_us") for s in stages) for way in ("head", "tail", "back")
-        )
-        down_us, whole_us = (
-            sum(
-                len(job.route_of[s].micro_batches)
-                * (job.stages[s].forward.time_us + getattr(job.stages[s], what) - _saved_us(job, s, stages, what))
-                for s in stages
-            )
-            for what in ("down_us", "whole_us")
-        )
+        head_us, tail_us = (min(getattr(ways[s], f"{way}_us") for s in stages) for way in ("head", "tail"))
+        down_us, whole_us = (sum(_least_us(job, s, stages, f"{of}_us") for s in stages) for of in ("down", "whole"))
         updates = [[_time_us(job.stages[s].block(kind)) for kind in UPDATES] for s in stages]
-        ends = [sum(step for _, step in updates), min(map(sum, updates))]
-        if not any(job.stages[s].splits for s in stages):
-            ends.append(back_us)
-        bounds += [head_us + down_us + tail_us, head_us + whole_us + max(ends)]
+        end_us = max(sum(step for _, step in updates), min(map(sum, updates)))
+        bounds += [head_us + down_us + tail_us, head_us + whole_us + end_us]
     return max(bounds)
 
 
@@ -280,12 +266,11 @@ def _area(block: PipelineBlock | None, paired: bool = False) -> float:
 class _StageWays(NamedTuple):
     """Microseconds from and to a stage: head and tail as the head of this module says.
 
-    ``back_us``: of a gradient to the first stage. ``held_us``: from the start of its F to the end of its D (h).
+    ``held_us``: from the start of its F to the end of its D (h).
     """
 
     head_us: float
     tail_us: float
-    back_us: float
     held_us: float
 
 
@@ -303,50 +288,46 @@ def _ways(job: PipelineJob, post_validation: bool) -> dict[int, _StageWays]:
         last = job.stages[route.stages[-1]]
         for s, head_us, way_us in zip(route.stages, heads, backs, strict=True):
             held_us = heads[-1] - head_us + backs[-1] - way_us + last.forward.time_us + last.down_us
-            around = (0.0, 0.0, 0.0) if post_validation else (head_us, way_us + tail_us, way_us)
-            found[s] = _StageWays(*around, held_us)
+            found[s] = _StageWays(*(0.0, 0.0) if post_validation else (head_us, way_us + tail_us), held_us)
     return found
 
 
-def _saved_us(job: PipelineJob, ahead: int, stages: Sequence[int], counted: str) -> float:
-    """The most that a forward of a stage saves of what is counted, beside a backward of one of these stages."""
-    most, one = 0.0, job.stages[ahead].forward.time_us
+def _least_us(job: PipelineJob, s: int, stages: Sequence[int], counted: str) -> float:
+    """The least time of all forwards of a stage beside backwards of these stages, and of what is counted of its own."""
+    stage, most = job.stages[s], 0.0
     for back in stages:
-        other, known = job.stages[back].backward.time_us, job.pairs.get((ahead, back))
+        one, other, known = stage.forward.time_us, job.stages[back].backward.time_us, job.pairs.get((s, back))
         together = job.pair_factor * (one + other) if known is None else known.time_us
         most = max(most, one + getattr(job.stages[back], counted) - max(one, other, together))
-    return most
+    return len(job.route_of[s].micro_batches) * (stage.forward.time_us + getattr(stage, counted) - most)
 
 
 def _filled_us(job: PipelineJob, ways: dict[int, _StageWays], rank: int, room: int) -> Iterator[float]:
-    """Yield (g) and (h) of each stage of a rank."""
-    head_us = min(ways[s].head_us for s in job.stages_of[rank])
+    """Yield (f) and (g) of each stage of a rank."""
     for route in job.routes:
         own, count = [s for s in route.stages if job.rank_of[s] == rank], len(route.micro_batches)
-        each = {s: job.stages[s].forward.time_us + job.stages[s].whole_us for s in own}
-        all_us = count * (sum(each.values()) - sum(_saved_us(job, s, job.stages_of[rank], "whole_us") for s in own))
+        stages = [job.stages[s] for s in own]
+        held = list(accumulate((one.saved_bytes for one in stages), initial=0))
+        ahead = list(accumulate((one.forward.time_us for one in stages), initial=0.0))
+        back = list(accumulate((one.whole_us for one in stages), initial=0.0))
+        waits = [(one.kept_bytes, max(one.whole_us - one.backs[-1].time_us, 0.0)) for one in stages]
+        all_us = sum(_least_us(job, s, job.stages_of[rank], "whole_us") for s in own)
         for k, s in enumerate(own, 1):
-            stages, way, inner_us = [job.stages[one] for one in own], ways[s], sum(each[one] for one in own[k:])
-            held = list(accumulate((one.saved_bytes for one in stages[:k]), initial=0))
-            ahead = list(accumulate((one.forward.time_us for one in stages[:k]), initial=0.0))
-            back = list(accumulate((one.whole_us for one in stages[:k]), initial=0.0))
-            free = room - _beside_bytes(job, s)
+            way, inner_us, free = ways[s], ahead[-1] - ahead[k] + back[-1] - back[k], room - _beside_bytes(job, s)
             most = min(count, free // held[k]) if held[k] else count
             ways_up = list(zip(held[:k], ahead[:k], strict=True))
             before_us = _most_us(ways_up, (held[k], ahead[k] + inner_us), free, count, most)
-            waits = [(one.kept_bytes, max(one.whole_us - one.backs[-1].time_us, 0.0)) for one in stages]
-            ways_left = [
-                (held[j] + sum(size for size, _ in some), back[j] + sum(us for _, us in some))
-                for j in range(k)
-                for some in chain.from_iterable(combinations(waits[j:], n) for n in range(len(own) - j + 1))
-            ]
-            left_us = _most_us(ways_left, (held[k], back[k] + inner_us), room - held[k], count - 1, most - 1)
-            until_us = all_us - sum(each.values()) + ahead[k - 1] - left_us  # before the last F of s begins
-            from_us, end_us = way.head_us + way.held_us - job.stages[s].down_us, way.held_us + way.tail_us
-            yield from_us + all_us - before_us
-            yield head_us + until_us + end_us
+            begins_us = way.head_us + way.held_us - job.stages[s].down_us + all_us - before_us
+            yield begins_us
             if count > most:
-                yield from_us + max(until_us - before_us, 0.0) + end_us
+                ways_left = [
+                    (held[j] + sum(size for size, _ in some), back[j] + sum(us for _, us in some))
+                    for j in range(k)
+                    for some in chain.from_iterable(combinations(waits[j:], n) for n in range(len(own) - j + 1))
+                ]
+                left_us = _most_us(ways_left, (held[k], back[k] + inner_us), room - held[k], count - 1, most - 1)
+                behind_us = ahead[-1] + back[-1] - ahead[k - 1] + left_us  # from the start of the last F of s on
+                yield max(begins_us - behind_us, begins_us - all_us + before_us) + way.held_us + way.tail_us
 
 
 def _most_us(ways: Sequence[_Held], full: _Held, room: int, count: int, most: int) -> float:
@@ -372,7 +353,7 @@ def _shared_us(ways: Sequence[_Held], room: int, count: int) -> float:
 
 
 def _in_turn_us(job: PipelineJob, s: int, way: _StageWays, most: int, room: int) -> float:
-    """Return (e): the least start of each F of a stage, one after the other, and the end of what is left then.
+    """Return (d): the least start of each F of a stage, one after the other, and the end of what is left then.
 
     Args:
         job: The job.

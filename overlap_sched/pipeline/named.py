@@ -3,6 +3,7 @@
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 from overlap_sched.errors import PipelineError
 from overlap_sched.pipeline.action import (
@@ -285,14 +286,9 @@ class NamedSchedule:
 
 def interleaved_in(chunks: int, zero_bubble: bool = False) -> NamedSchedule:
     """Interleaved 1F1B with so many stages per rank, or interleaved zero bubble."""
-    layout = StageLayout("looped", chunks)
-
-    def make(ranks: int, micro_batches: int) -> PipelineSchedule:
-        if zero_bubble:
-            return interleaved_zero_bubble(ranks, chunks, micro_batches)
-        return interleaved(ranks, chunks, micro_batches, each=min(chunks, 2))
-
-    return NamedSchedule(f"interleaved{'-zb' * zero_bubble}:{chunks}", layout, make, halves=zero_bubble)
+    name, layout = f"interleaved{'-zb' * zero_bubble}:{chunks}", StageLayout("looped", chunks)
+    make = interleaved_zero_bubble if zero_bubble else partial(interleaved, each=min(chunks, 2))
+    return NamedSchedule(name, layout, lambda ranks, batches: make(ranks, chunks, batches), halves=zero_bubble)
 
 
 NAMED = (

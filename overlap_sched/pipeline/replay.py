@@ -16,9 +16,10 @@ How many bytes are live on each rank of a replayed schedule, by the rules of :mo
 """
 
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from overlap_sched.errors import PipelineError
 from overlap_sched.pipeline.action import (
@@ -43,24 +44,21 @@ def block_of(job: PipelineJob, action: Action) -> PipelineBlock:
     return block
 
 
+def item_block(job: PipelineJob, item: Item) -> PipelineBlock:
+    """Look up what an item takes: of a pair as the job knows it, else as both of its actions do."""
+    blocks = [block_of(job, action) for action in parts(item)]
+    if not isinstance(item, Pair):
+        return blocks[0]
+    ahead, back = blocks
+    transient, exposed_us = ahead.transient_bytes + back.transient_bytes, ahead.exposed_us + back.exposed_us
+    both = PipelineBlock(job.pair_factor * (ahead.time_us + back.time_us), transient, exposed_us=exposed_us)
+    both = job.pairs.get((item.forward.stage, item.backward.stage), both)
+    return replace(both, time_us=max(both.time_us, ahead.time_us, back.time_us))
+
+
 def item_us(job: PipelineJob, item: Item) -> float:
     """The time of an item on its stream, in microseconds."""
-    if not isinstance(item, Pair):
-        return block_of(job, item).time_us
-    one, other = (block_of(job, action).time_us for action in item)
-    known = pair_block(job, item)
-    return max(one, other, job.pair_factor * (one + other) if known is None else known.time_us)
-
-
-def inside_us(job: PipelineJob, item: Item) -> float:
-    """The part of an item's time in which compute waits for collectives of its graphs; microseconds."""
-    known = pair_block(job, item) if isinstance(item, Pair) else None
-    return sum(block_of(job, action).exposed_us for action in parts(item)) if known is None else known.exposed_us
-
-
-def pair_block(job: PipelineJob, pair: Pair) -> PipelineBlock | None:
-    """Look up what a pair takes, if that is known."""
-    return job.pairs.get((pair.forward.stage, pair.backward.stage))
+    return item_block(job, item).time_us
 
 
 def least_part(job: PipelineJob) -> float:
@@ -89,13 +87,13 @@ class SentOutput(NamedTuple):
 
     Attributes:
         action: That made it.
-        needed_by: Stage that needs it.
+        needed_by: That needs it; a backward also where that is an input gradient.
         made_us: When it was there.
         start_us, end_us: On the stream from the one rank to the other; both ``made_us`` where it stays on its rank.
     """
 
     action: Action
-    needed_by: int
+    needed_by: Action
     made_us: float
     start_us: float
     end_us: float
@@ -103,9 +101,8 @@ class SentOutput(NamedTuple):
     @property
     def both_ends(self) -> tuple[Action, Action]:
         """Its send and its receive."""
-        (kind, stage, m), to = self.action, self.needed_by
-        way = kind is not ActionKind.FORWARD
-        return Action(SENDS[way], stage, m), Action(RECEIVES[way], to, m)
+        way = self.action.kind is not ActionKind.FORWARD
+        return self.action._replace(kind=SENDS[way]), self.needed_by._replace(kind=RECEIVES[way])
 
 
 @dataclass(frozen=True)
@@ -141,17 +138,13 @@ class PipelineReplay:
         return sum(self.bubble_us) / whole if whole else 0.0
 
     @property
-    def spans_us(self) -> tuple[float, ...]:
-        """Per rank, from the start of its first item to the end of its last."""
-        return tuple(max(run.end_us for run in own) - own[0].start_us for own in self.items)
-
-    @property
     def own_bubble(self) -> float:
         """The idle part of the rank that takes longest from its first item to its last, 0 to 1.
 
         The measure of Qi et al. 2023, arXiv 2401.10241: no rank waits for the first or the last one.
         """
-        whole, busy_us = max(zip(self.spans_us, self.busy_us, strict=True), key=lambda one: one[0])
+        spans_us = (max(run.end_us for run in own) - own[0].start_us for own in self.items)
+        whole, busy_us = max(zip(spans_us, self.busy_us, strict=True), key=lambda one: one[0])
         return max(1.0 - busy_us / whole, 0.0) if whole else 0.0
 
 
@@ -196,7 +189,7 @@ class PipelineClock:
         job = self.job
         self.number[item] = len(self.items)
         self.items.append(item)
-        self.time_us.append(item_us(job, item))
+        self.time_us.append(item_block(job, item).time_us)
         self._reduces.append(parts(item)[0].kind is ActionKind.REDUCE)
         needs, makes = list[int](), list[tuple[int, int, float, Action]]()
         for action in parts(item):
@@ -283,7 +276,7 @@ class PipelineClock:
         end_us, needed_by = self.end_us, list(self._tokens)
         runs = {k: RunItem(self.items[k], self.start_us[k], end_us[k]) for k in self.ran}
         sent = [
-            SentOutput(action, needed_by[token].stage, end_us[k], self.sent_us[token], self.there_us[token])
+            SentOutput(action, needed_by[token], end_us[k], self.sent_us[token], self.there_us[token])
             for k in self.ran
             for token, _, _, action in self._makes[k]
             if not self._reduces[k]
@@ -326,17 +319,19 @@ class RankPeak(NamedTuple):
     item: Item
 
 
-class _LiveBytes(NamedTuple):
-    start_us: float
-    end_us: float
-    bytes: int
-    owner: Action
+_Level: TypeAlias = tuple[float, int, Item]
+"""From an instant on, the bytes that are live, and what began or ended to be."""
 
 
 def pipeline_peaks(job: PipelineJob, replay: PipelineReplay) -> tuple[RankPeak, ...]:
     """The peak of each rank; sorts what is live by time."""
-    live = _live_bytes(job, replay)
-    return tuple(_peak(job.static_bytes[rank], live[rank], replay.items[rank]) for rank in range(job.ranks))
+    return tuple(map(_peak, _levels(job, replay), replay.items))
+
+
+def _peak(levels: Sequence[_Level], items: tuple[RunItem, ...]) -> RankPeak:
+    at_us, most, owner = max(levels, key=lambda level: level[1])
+    running = [run.item for run in items if run.start_us <= at_us and (at_us < run.end_us or run.start_us == at_us)]
+    return RankPeak(most, at_us, running[-1] if running else owner)
 
 
 def excess_bytes(job: PipelineJob, replay: PipelineReplay) -> list[int]:
@@ -349,68 +344,43 @@ def excess_bytes(job: PipelineJob, replay: PipelineReplay) -> list[int]:
 
 def memory_curves(job: PipelineJob, replay: PipelineReplay) -> tuple[tuple[tuple[float, int], ...], ...]:
     """Per rank, the bytes that are live from each instant (microseconds) at which they change, from 0 on."""
-    curves = []
-    for rank, live in enumerate(_live_bytes(job, replay)):
-        change: dict[float, int] = {0.0: job.static_bytes[rank]}
-        for one in live:
-            change[one.start_us] = change.get(one.start_us, 0) + one.bytes
-            change[one.end_us] = change.get(one.end_us, 0) - one.bytes
-        now, curve = 0, list[tuple[float, int]]()
-        for time_us in sorted(change):
-            now += change[time_us]
-            curve.append((time_us, now))
-        curves.append(tuple(curve))
-    return tuple(curves)
+    return tuple(tuple({us: now for us, now, _ in levels}.items()) for levels in _levels(job, replay))
 
 
-def _peak(static: int, live: list[_LiveBytes], items: tuple[RunItem, ...]) -> RankPeak:
-    first, now = items[0], static
-    best, at_us, owner = static, 0.0, first.item
-    ends = [(one.end_us, 0 if one.end_us > one.start_us else 2, -one.bytes, one.owner) for one in live]
-    for time_us, _, size, action in sorted([*ends, *((one.start_us, 1, one.bytes, one.owner) for one in live)]):
-        now += size
-        if now > best:
-            best, at_us, owner = now, time_us, action
-    running = [run.item for run in items if run.start_us <= at_us and (at_us < run.end_us or run.start_us == at_us)]
-    return RankPeak(best, at_us, running[-1] if running else owner)
-
-
-def _transient_bytes(job: PipelineJob, action: Action, item: Item) -> int:
-    """Those of an action; where those of its pair are known, the forward has them all."""
-    known = pair_block(job, item) if isinstance(item, Pair) else None
-    if known is None:
-        return block_of(job, action).transient_bytes
-    return known.transient_bytes if action.kind is ActionKind.FORWARD else 0
-
-
-def _live_bytes(job: PipelineJob, replay: PipelineReplay) -> list[list[_LiveBytes]]:
-    """Per rank, what is live from when to when, without what is static."""
-    found: list[list[_LiveBytes]] = [[] for _ in range(job.ranks)]
+def _levels(job: PipelineJob, replay: PipelineReplay) -> list[list[_Level]]:
+    """Per rank, from 0 on, in time; what ends at an instant is over before what begins there, unless it began there."""
+    changes: list[list[tuple[float, int, int, Item]]] = [[] for _ in range(job.ranks)]
     times = {action: run for items in replay.items for run in items for action in parts(run.item)}
-    for action, run in times.items():
-        kind, stage, m = action
-        live, needs = found[job.rank_of[stage]], job.stages[stage]
-        live.append(_LiveBytes(run.start_us, run.end_us, _transient_bytes(job, action, run.item), action))
-        if kind is ActionKind.FORWARD:
-            back = next(times[one] for kind in BACKWARDS if (one := Action(kind, stage, m)) in times)
-            live.append(_LiveBytes(run.start_us, back.end_us, needs.saved_bytes, action))
-        elif kind is ActionKind.INPUT_GRADIENT:
-            weights = times[Action(ActionKind.WEIGHT_GRADIENT, stage, m)]
-            live.append(_LiveBytes(run.end_us, weights.end_us, needs.kept_bytes, action))
+    times |= {action._replace(kind=ActionKind.BACKWARD): times[action] for action in times if action.kind in BACKWARDS}
+
+    def hold(rank: int, start_us: float, end_us: float, nbytes: int, owner: Item) -> None:
+        changes[rank] += (start_us, 1, nbytes, owner), (end_us, 0 if end_us > start_us else 2, -nbytes, owner)
+
+    for rank, items in enumerate(replay.items):
+        for item, start_us, end_us in items:
+            hold(rank, start_us, end_us, item_block(job, item).transient_bytes, parts(item)[0])
+            for kind, s, m in parts(item):
+                stage = job.stages[s]
+                if kind is ActionKind.FORWARD:
+                    back = times[Action(ActionKind.BACKWARD, s, m)]
+                    hold(rank, start_us, back.end_us, stage.saved_bytes, Action(kind, s, m))
+                elif kind is ActionKind.INPUT_GRADIENT:
+                    weights = times[Action(ActionKind.WEIGHT_GRADIENT, s, m)]
+                    hold(rank, end_us, weights.end_us, stage.kept_bytes, Action(kind, s, m))
     for output in replay.sent:
-        send, receive = output.both_ends
-        kinds = (ActionKind.FORWARD,) if output.action.kind is ActionKind.FORWARD else BACKWARDS
-        users = (Action(kind, output.needed_by, output.action.micro_batch) for kind in kinds)
-        used_us, block = next(times[user] for user in users if user in times).start_us, block_of(job, output.action)
+        (send, receive), used_us = output.both_ends, times[output.needed_by].start_us
         sender, receiver = job.rank_of[send.stage], job.rank_of[receive.stage]
-        if sender == receiver:
-            send, end_us = output.action, used_us
-        else:
-            end_us = output.end_us
-            if used_us > output.start_us:
-                found[receiver].append(_LiveBytes(output.start_us, used_us, block.output_bytes, receive))
+        block, stays = block_of(job, output.action), sender == receiver
+        end_us = used_us if stays else output.end_us
         if end_us > output.made_us:
-            found[sender].append(_LiveBytes(output.made_us, end_us, block.buffer_bytes, send))
+            hold(sender, output.made_us, end_us, block.buffer_bytes, output.action if stays else send)
+        if used_us > output.start_us and not stays:
+            hold(receiver, output.start_us, used_us, block.output_bytes, receive)
+    found = list[list[_Level]]()
+    for static, items, own in zip(job.static_bytes, replay.items, changes, strict=True):
+        found.append([(0.0, static, items[0].item)])
+        for time_us, _, nbytes, owner in sorted(own):
+            found[-1].append((time_us, found[-1][-1][1] + nbytes, owner))
     return found
 
 

@@ -8,6 +8,8 @@ Forward and backward of a whole step; of a backward, what gives the gradient of 
     first     w x   mm1 relu output                    returns what the second needs: as live as in the whole
     second    w relu | mm2 mm3 mm4 output              takes it as inputs
 
+Split: into several, to run one behind the other, each with what it uses as its inputs.
+
 Joined: side by side, sharing nothing but their streams, or some of their nodes, too. The forward of one micro-batch
 beside the backward of another, or the halves of a batch behind the same weights. Listed one behind the other, and
 returned together: what any of them returns is held until all have run.
@@ -137,3 +139,27 @@ def join_problems(name: str, problems: Sequence[Problem], shared: Sequence[Seque
     links = {group: link for problem in problems for group, link in problem.contention.links.items()}
     contention = replace(one.contention, links=links)
     return JoinedProblem(Problem(name, tuple(nodes), tuple(storages), groups, one.memory_model, contention), part, rank)
+
+
+def split_problem(
+    problem: Problem, part: Sequence[int], returned: Sequence[Collection[StorageId]]
+) -> list[tuple[Problem, set[StorageId]]]:
+    """Each part with its own nodes, in their original order; and the storages of the whole that are its inputs.
+
+    Args:
+        problem: The whole.
+        part: Per node, the index of its part; of inputs and outputs it says nothing: an input is in each part that
+            uses it.
+        returned: Per part, storages that live to its end, where it makes them or has them.
+    """
+    nodes, found = problem.nodes, list[tuple[Problem, set[StorageId]]]()
+    for k, given in enumerate(returned):
+        own = [v for v, at in enumerate(part) if at == k and nodes[v].kind not in (Kind.INPUT, Kind.OUTPUT)]
+        made = {s for v in own for s in nodes[v].alloc}
+        taken = {s for v in own for s in nodes[v].use} - made
+        received = [Node(f"{nodes[problem.maker[s]].name}.{s}", Kind.INPUT, alloc=(s,)) for s in sorted(taken)]
+        left = tuple(sorted(made.union(taken).intersection(given)))
+        end = Node("given", Kind.OUTPUT, tuple(dict.fromkeys(problem.maker[s] for s in left)), (), left)
+        place = {v: len(received) + i for i, v in enumerate(own)}
+        found.append((_of(problem, f"{k}", [*received, *(nodes[v] for v in own), end], place), taken))
+    return found

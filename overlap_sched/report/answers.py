@@ -483,7 +483,7 @@ def pipeline_answer(
             {"forward": ahead, "backward": back, **_graph_figures(one)} for (ahead, back), one in graphs.pairs.items()
         ],
         varied=[
-            VariedSchedule(dict(change.values), None if one is None else _schedule_figures(one))
+            VariedSchedule(dict(change), None if one is None else _schedule_figures(one))
             for change, one in ((change, find_shortest(of)) for change, of in varied)
         ],
     )

@@ -22,10 +22,10 @@ from rich.table import Table
 from overlap_sched import __version__
 from overlap_sched.pipeline.action import parts
 from overlap_sched.pipeline.best import FOUND, OF_A_BOUND, FoundPipeline
-from overlap_sched.pipeline.compare import ChangedJob, PlannedPipeline, RankShortage
+from overlap_sched.pipeline.compare import PlannedPipeline, RankShortage
 from overlap_sched.pipeline.graphs import JobGraphs
 from overlap_sched.pipeline.job import PipelineJob
-from overlap_sched.pipeline.replay import RunItem, inside_us, memory_curves
+from overlap_sched.pipeline.replay import RunItem, item_block, memory_curves
 from overlap_sched.report.colours import EXPOSED, PIPELINE
 from overlap_sched.report.table import captioned_table
 from overlap_sched.report.units import count, duration, from_to, memory_unit, printable, size, time_unit
@@ -113,7 +113,7 @@ def _legend(drawn: Sequence[PlannedPipeline]) -> str:
         if letter in letters:
             words[colour].append(what)
     entries = [(colour, ", ".join(what)) for colour, what in words.items()] + [("var(--memory)", "live bytes")]
-    if any(inside_us(one.job, run.item) for one, run in runs):
+    if any(item_block(one.job, run.item).exposed_us for one, run in runs):
         entries.append((EXPOSED, "compute waits for collectives inside"))
     if any(one.job.memory_limit_bytes for one in drawn):
         entries += [(EXPOSED, "memory limit"), ("#d9534f", "a rank above it")]
@@ -166,7 +166,7 @@ def _rank(one: PlannedPipeline, rank: int, curve: Curve, scale: float) -> str:
     shapes = [f"<rect class='idle' x='0' width='{end:.2f}%' height='{ROW}'/>"]
     for run in one.replay.items[rank]:
         shapes += _boxes(run, run.start_us * scale, (run.end_us - run.start_us) * scale, first)
-        inside = inside_us(one.job, run.item) * scale
+        inside = item_block(one.job, run.item).exposed_us * scale
         if inside >= SEEN:
             at = f"x='{run.start_us * scale:.2f}%' y='{ROW - WAITS}' width='{inside:.2f}%'"
             shapes.append(f"<rect class='waits' {at} height='{WAITS}'/>")
@@ -274,7 +274,9 @@ def peaks_table(planned: Sequence[PlannedPipeline]) -> Table | str:
     return captioned_table(f"Peak memory by rank, {name}", "", numbers, "schedule", rows)
 
 
-Varied = Sequence[tuple[ChangedJob, Sequence[PlannedPipeline]]]
+Change = tuple[tuple[str, float], ...]
+"""What is varied, and its values: a combination."""
+Varied = Sequence[tuple[Change, Sequence[PlannedPipeline]]]
 """Changes of a job, each with its schedules."""
 
 
@@ -282,14 +284,14 @@ def varied_table(varied: Varied) -> Table:
     """A row per change: the shortest schedule that fits."""
     rows = []
     for change, planned in varied:
-        values, one = [f"{value:g}" for _, value in change.values], find_shortest(planned)
+        values, one = [f"{value:g}" for _, value in change], find_shortest(planned)
         cells = [""] * 4
         if one is not None:
             step_us, peak = one.replay.step_us, max(peak.bytes for peak in one.peaks)
             cells = [duration(step_us), duration(step_us / one.job.micro_batches), size(peak)]
             cells.append(f"{gap_percent(step_us, one.bound_us):.2f} %")
         rows.append(["none fits" if one is None else one.name, *values, *cells])
-    names = (name.replace("_", "-") for name, _ in varied[0][0].values)
+    names = (name.replace("_", "-") for name, _ in varied[0][0])
     caption = "Simulated. The shortest schedule that fits; links: factor on their bandwidth between stages."
     return captioned_table("What if", caption, (*names, "step", "per micro-batch", "peak", "gap"), "schedule", rows)
 

@@ -1,6 +1,6 @@
 """Why each collective went where it went: the record that reports and tests read."""
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -77,14 +77,9 @@ def decisions(problem: Problem, timeline: "Replay", best: Candidate, task: Task 
         if nodes[v].kind is not Kind.COLLECTIVE:
             continue
         start, finish = timeline.start_us[v], timeline.finish_us[v]
-        overlap = []
-        for k in range(max(bisect_right(starts, start) - 1, 0), len(computing)):
-            u = computing[k]
-            if timeline.start_us[u] >= finish:
-                break
-            common = min(timeline.finish_us[u], finish) - max(timeline.start_us[u], start)
-            if common > 0:
-                overlap.append((common, u))
+        beside = computing[max(bisect_right(starts, start) - 1, 0) : bisect_left(starts, finish)]
+        common = [(min(timeline.finish_us[u], finish) - max(timeline.start_us[u], start), u) for u in beside]
+        overlap = [(us, u) for us, u in common if us > 0]
         exposed = sum(timeline.stall_us[w] for w in waits.get(v, ()))
         held_by, held_node = _holder(problem, timeline, best, v, exposed, previous.get(nodes[v].group))
         if held_by == "choice" and bars is not None:
@@ -100,7 +95,7 @@ def decisions(problem: Problem, timeline: "Replay", best: Candidate, task: Task 
                 start_us=start,
                 finish_us=finish,
                 wait_us=min((timeline.at_us[w] for w in waits.get(v, ())), default=timeline.step_us),
-                hidden_us=sum(common for common, _ in overlap),
+                hidden_us=sum(us for us, _ in overlap),
                 exposed_us=exposed,
                 under=tuple(u for _, u in sorted(overlap, key=lambda pair: (-pair[0], pair[1]))[:3]),
                 held_by=held_by,

@@ -54,11 +54,8 @@ NETWORK_BINDS = (
 BESIDE = TUNING.beside
 
 CONTENDED_LAST = tuple(replace(policy, beside=BESIDE) for policy in LAST)
-CONTENDED_COMPUTE_BINDS = (
-    Policy(0.0, -0.03, FAR, beside=BESIDE),  # launches at their latest start, or where they cost nothing
-    Policy(0.02, -0.03, NEAR, beside=BESIDE),
-    Policy(0.005, 0.12, FAR, beside=BESIDE),
-    Policy(0.01, -0.03, NEAR, beside=BESIDE),
+CONTENDED_COMPUTE_BINDS = (  # launches at their latest start, or where they cost nothing, come first
+    *(replace(COMPUTE_BINDS[k], beside=BESIDE) for k in (2, 1, 0, 3)),
     *CONTENDED_LAST,
 )
 CONTENDED_NETWORK_BINDS = (
@@ -147,16 +144,14 @@ def _run(task: Task, start: Reference, policy: Policy, best: Candidate) -> tuple
     """The result of one more run, or the best before it; and whether the run's step is as long as that one's."""
     run = list_schedule(start, task.limit, policy, task.pairs, best.step_us * (1 + SAME_STEP))
     if run.made is None:
-        return best.after(run.work), False
+        return replace(best, work=best.work.plus(run.work)), False
     as_long = abs(run.made.step_us - best.step_us) <= SAME_STEP * best.step_us
     return best.or_better(run.made, run.work), as_long
 
 
 def near_us(task: Task, reference: Reference) -> float:
     """Below this step in microseconds, little is left to find."""
-    problem = task.problem
-    priorities = reference.priorities(_policies(task)[0].prepares)
-    bound_us = max(simple_bound_us(problem, priorities), streams_bound_us(priorities))
+    bound_us = max(_bound_us(task, reference), streams_bound_us(reference.priorities(_policies(task)[0].prepares)))
     return bound_us * (1 + TUNING.near_goals * (close_enough(task) - 1))
 
 

@@ -369,10 +369,6 @@ class Candidate:
         """The better one of both, after the work that finding the other took."""
         return replace(found if found.beats(self) else self, work=self.work.plus(work))
 
-    def after(self, work: Work) -> "Candidate":
-        """The same, which has taken more work by now."""
-        return replace(self, work=self.work.plus(work))
-
 
 class SchedulerRun(NamedTuple):
     """What a run of the list scheduler took, and what it made; ``None``: it was given up."""
@@ -418,10 +414,8 @@ class Task:
     @cached_property
     def pairs(self) -> tuple[Pair, ...]:
         """Nodes that must run before others: launches that keep their order, and what keeps pins."""
-        if self.like is not None:
-            return (*launch_pairs(self.problem, self.like, "all"), *self.pins)
-        kept = self.options.preserve_collective_order
-        return (*launch_pairs(self.problem, self.problem.original_order, kept), *self.pins)
+        kept = self.options.preserve_collective_order if self.like is None else "all"
+        return (*launch_pairs(self.problem, self.like or self.problem.original_order, kept), *self.pins)
 
     @cached_property
     def pins(self) -> tuple[Pair, ...]:

@@ -98,7 +98,7 @@ def apply(
         raise RewriteError(
             f"problem {problem.name!r} is in the {problem.memory_model!r} memory model: rewrites want 'runtime'."
         )
-    make = ProblemMaker(problem, problem.original_order if order is None else order, prices, alike)
+    make = ProblemMaker(problem, order, prices, alike)
     for one in rewrites:
         rewrite(make, one)
     return make.finish()
@@ -313,17 +313,14 @@ class ProblemMaker(Maker[NodeId]):
         """
         v = self.find(name)
         node = self.node(v)
-        if node.kind is not Kind.COLLECTIVE or node.op not in BUCKETED:
-            what = node.op or node.kind.value
-            raise RewriteError(f"{name!r} is {what!r}: what can be rewritten is {', '.join(BUCKETED)}.")
+        other = node.kind is not Kind.COLLECTIVE or node.op not in BUCKETED
+        refuse_if(other, f"{name!r} is {node.op or node.kind.value!r}: what can be rewritten is {', '.join(BUCKETED)}.")
         waits = tuple(self.waits(v))
         known = {*waits, *map(self.host_node, waits)}
         others = [w for w in self._users[v] if w not in known and self.node(w).kind is not Kind.OUTPUT]
         counts = f"{len(waits)} waits and {len(node.alloc)} results"
         refuse_if(not waits or len(node.alloc) > 1, f"{name!r} has {counts}: it needs a wait and one result.")
-        if others:
-            why = f"{self.name(others[0])!r} needs the launch of {name!r} itself, not its wait"
-            raise RewriteError(f"{why}: a rewrite would lose that.")
+        self.check_waited(name, others)
         group = node.group or ""
         shared = {"operator": node.op, "process group": group, "type and reduction": self._alike.get(name, "")}
         sources = tuple(u for u in node.deps if u != self.host_node(v))
@@ -498,15 +495,13 @@ class ProblemMaker(Maker[NodeId]):
     def find_offloaded(self, name: str) -> NodeId:
         v = self.find(name)
         node = self.node(v)
-        if len(node.alloc) != 1 or node.kind not in (Kind.COMPUTE, Kind.INPUT, Kind.COLLECTIVE):
-            raise RewriteError(f"{name!r} makes {len(node.alloc)} storages: what makes one can be offloaded.")
+        other = len(node.alloc) != 1 or node.kind not in (Kind.COMPUTE, Kind.INPUT, Kind.COLLECTIVE)
+        refuse_if(other, f"{name!r} makes {len(node.alloc)} storages: what makes one can be offloaded.")
         storage = self.storages[node.alloc[0]]
-        if storage.pinned or not storage.bytes:
-            why = "is never freed" if storage.bytes else "is empty"
-            raise RewriteError(f"{name!r} {why}: to offload it saves nothing.")
+        why = "is never freed" if storage.bytes else "is empty"
+        refuse_if(storage.pinned or not storage.bytes, f"{name!r} {why}: to offload it saves nothing.")
         waits = self.waits(v) if node.kind is Kind.COLLECTIVE else [v]
-        if len(waits) != 1:
-            raise RewriteError(f"{name!r} has {len(waits)} waits: what has one can be offloaded.")
+        refuse_if(len(waits) != 1, f"{name!r} has {len(waits)} waits: what has one can be offloaded.")
         return waits[0]
 
     def transfer(self, new: New[NodeId], op: str, of: NodeId) -> NodeId:
@@ -515,8 +510,7 @@ class ProblemMaker(Maker[NodeId]):
         use, alloc = (held, ()) if op == OFFLOAD else ((), self._like(held))
         us = self.prices.host.copy_us(nbytes)
         launch = self._add(Node(new.name, Kind.COLLECTIVE, (of,), alloc, use, us, op, OUT, bytes=nbytes), new.at)
-        waited = (*use, *alloc)
-        ended = Node(f"{new.name}_wait", Kind.WAIT, (of, launch), (), waited, op=HOST_WAIT, collective=launch)
+        ended = Node(f"{new.name}_wait", Kind.WAIT, (of, launch), (), (*use, *alloc), op=HOST_WAIT, collective=launch)
         return self._add(ended, new.at)
 
     def repeat(self, new: New[NodeId], made: Mapping[NodeId, NodeId]) -> NodeId:
@@ -528,10 +522,7 @@ class ProblemMaker(Maker[NodeId]):
         for s in copy.use:
             behind = [w for w in self._holders[s] if w != v and self.at[w] > self.at[new.like] and writes(self.node(w))]
             for w in sorted(behind, key=self.at.__getitem__)[:1]:
-                if self.at[w] < new.at:
-                    raise RewriteError(
-                        f"{node.name!r} cannot run again: {self.name(w)!r} writes to what it reads before that."
-                    )
+                self.check_writer(new, w)
                 self.depend(w, v)
         return v
 
@@ -553,9 +544,9 @@ class ProblemMaker(Maker[NodeId]):
                 node = self.node(u)
                 if old not in node.use:
                     continue
-                if others := [w for w in node.deps if self._looks_at(w, old)]:
-                    looks = self.name(others[0])
-                    raise RewriteError(f"{node.name!r} also looks at it through {looks!r}: name that, too.")
+                for w in node.deps:
+                    looks = f"{node.name!r} also looks at it through {self.name(w)!r}: name that, too."
+                    refuse_if(self._looks_at(w, old), looks)
                 waits = self.waits(u) if node.kind is Kind.COLLECTIVE else ()  # they hold what it reads
                 self.rehouse(old, [storage], [u, *(w for w in waits if old in self.node(w).use)])
                 if is_view(node):
@@ -582,10 +573,10 @@ class ProblemMaker(Maker[NodeId]):
         inside = set(nodes)
         for v in nodes:
             node = self.node(v)
-            if node.kind not in (Kind.COMPUTE, Kind.COLLECTIVE, Kind.WAIT):
-                raise RewriteError(f"{node.name!r} is an {node.kind.value}: it cannot run in parts.")
-            if node.kind is Kind.WAIT and node.collective not in inside:
-                raise RewriteError(f"{node.name!r} waits for a collective that does not run in parts.")
+            given = node.kind in (Kind.INPUT, Kind.OUTPUT)
+            refuse_if(given, f"{node.name!r} is an {node.kind.value}: it cannot run in parts.")
+            apart = node.kind is Kind.WAIT and node.collective not in inside
+            refuse_if(apart, f"{node.name!r} waits for a collective that does not run in parts.")
         for v, one in slices.items():
             self._results[v] = self._values[v] = _Value(self._allocated(one.maker, one.result), one.bytes)
         gone = inside.difference(stay)

@@ -58,20 +58,11 @@ from overlap_sched.transform.buckets import (
 from overlap_sched.transform.gathers import gathered_twice, try_gathering_again, try_keeping
 from overlap_sched.transform.prices import Prices
 from overlap_sched.transform.rewrites import BUCKETED, Bucket, Form, Keep, Recompute, Regather, Rewrite, Stream, to_json
-from overlap_sched.transform.search import (
-    Refuses,
-    RewriteSearch,
-    SearchState,
-    Trial,
-    finish,
-    refuse_nothing,
-)
+from overlap_sched.transform.search import Refuses, RewriteSearch, SearchState, Trial, finish, refuse_nothing
 from overlap_sched.transform.tuning import TUNING as PLANS
 
 FORMS: tuple[Form, ...] = ("coalesced", "copied")
 """Forms of buckets, the one preferred first: coalesced ones copy nothing."""
-GATHERS = ("all_gather_into_tensor",)
-"""Operators that copy and sum nothing."""
 
 
 class Record(NamedTuple):
@@ -149,7 +140,7 @@ def wanted_of(options: Options, forms: Sequence[Form]) -> Wanted:
         used = tuple(forms)
     elif "coalesce_gathers" in kinds and "coalesced" in forms:
         used = ("coalesced",)
-    ops = BUCKETED if "bucket" in kinds else GATHERS
+    ops = BUCKETED if "bucket" in kinds else BUCKETED[:1]
     return Wanted(used, ops, "stream" in kinds, "keep" in kinds, "regather" in kinds, least)
 
 
@@ -237,8 +228,7 @@ def _search(without: Schedule, search: RewriteSearch, wanted: Wanted, gain_us: f
     else:
         try_buckets(search.after(state.best.rewrites, state.best.start), wanted.forms, wanted.streams)
         # As if nothing were kept, which may leave no room for buckets; not where no latency at all would be too long.
-        keys = keys_of(problem, search.alike, search.ops)
-        free = without_latency(problem, keys, batch_time(problem, search.prices))
+        free = without_latency(problem, keys_of(problem, search.alike, search.ops), batch_time(problem, search.prices))
         if wanted.streams or max(busy_us(free)) < state.best_us:
             alone = state.start_over(step_us)
             try_buckets(replace(search, state=alone), wanted.forms, wanted.streams)
@@ -287,8 +277,7 @@ def _best(without: Schedule, trials: Sequence[Trial], search: RewriteSearch) -> 
             short_bytes=short_bytes,
         )
         return Plan(rewrites, made, without, records(without.problem, problem, rewrites), trials)
-    seen = (*trials[:k], replace(trial, why_not=why_not), *trials[k + 1 :])
-    return Plan((), without, without, trials=seen)
+    return Plan((), without, without, trials=(*trials[:k], replace(trial, why_not=why_not), *trials[k + 1 :]))
 
 
 def _keep_apart(task: Task, found: Candidate) -> Candidate | None:

@@ -115,6 +115,17 @@ class Maker(Protocol[V]):
         """Refuse a name that is taken."""
         refuse_if(name in self.named, f"a new node would be named {name!r}, as another one is already.")
 
+    def check_waited(self, name: str, others: Sequence[V]) -> None:
+        """Refuse a collective that others than its waits take."""
+        for v in others:
+            lost = f"{self.name(v)!r} needs the launch of {name!r} itself, not its wait"
+            raise RewriteError(f"{lost}: a rewrite would lose that.")
+
+    def check_writer(self, again: New[V], writer: V) -> None:
+        """Refuse to run a node again where another one writes to what it reads before that."""
+        why = f"{self.name(again.like)!r} cannot run again: {self.name(writer)!r} writes to what it reads before that."
+        refuse_if(self.at[writer] < again.at, why)
+
     def name(self, v: V) -> str:
         """Its name."""
 
@@ -275,8 +286,7 @@ def _bucket(make: Maker[V], wanted: Bucket) -> None:
             refuse_if(here != there, f"{name!r} has {what} {here!r} and {first!r} has {there!r}: a bucket has one.")
     for one in members:
         make.check_member(one, wanted.form)
-    recipe = _coalesced if wanted.form == "coalesced" else _packed
-    taken, outs = recipe(make, wanted.name, members)
+    taken, outs = (_coalesced if wanted.form == "coalesced" else _packed)(make, wanted.name, members)
     for one, out in zip(members, outs, strict=True):
         make.stand_in(one, taken, out)
 
@@ -378,8 +388,7 @@ def _origin(make: Maker[V], v: V) -> tuple[V, tuple[object, ...]]:
 def _gather_again(make: Maker[V], wanted: Regather) -> None:
     one, views, users = check_regather(make, wanted)
     at = min(make.at[user] for user in users)
-    launch = make.relaunch(New(wanted.name, at, one.launch), one)
-    wait = make.wait(New(f"{wanted.name}_wait", at, one.launch), launch)
+    wait = make.wait(New(f"{wanted.name}_wait", at, one.launch), make.relaunch(New(wanted.name, at, one.launch), one))
     make.check_same(one.waits[0], wait)
     _move(make, views, wanted, dict.fromkeys(one.waits, wait), users)
 

@@ -60,8 +60,9 @@ from overlap_sched.transform.dimension_graph import Cut
 Form = Literal["copied", "coalesced"]
 """One buffer, with copies in and out on the compute stream; or one launch of several tensors, without copies."""
 
-BUCKETED = ("all_gather_into_tensor", "all_reduce", "reduce_scatter_tensor")
-"""Operators that can be bucketed."""
+GATHER = "all_gather_into_tensor"
+BUCKETED = (GATHER, "all_reduce", "reduce_scatter_tensor")
+"""Operators that can be bucketed; the first one copies and sums nothing."""
 
 
 class _Rewrite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag=str.lower):

@@ -52,6 +52,22 @@ def test_a_printed_graph_is_the_graph(tmp_path: Path) -> None:
                 assert ours == theirs
 
 
+def test_comments_name_modules(tmp_path: Path) -> None:
+    """As torch prints parameters, and torchtitan annotates; up to the next comment."""
+    body = """
+        w: "f32[4]",  # ParamAOTInput(target='layers.3.norm.weight')
+    ):
+        #  Annotation: {'module_fqn': 'layers.3.norm'} File: model.py:1 in forward
+        sin: "f32[4]" = torch.ops.aten.sin.default(w)
+        cos: "f32[4]" = torch.ops.aten.cos.default(sin)
+        # File: model.py:2 in forward, code: return x
+        tan: "f32[4]" = torch.ops.aten.tan.default(cos)
+        return (tan,)
+"""
+    nodes = lift(load(tmp_path, HEAD + body[1:]).gm).problem.nodes
+    assert [node.module for node in nodes] == ["layers.3.norm.weight", "layers.3.norm", "layers.3.norm", "", ""]
+
+
 def test_symbolic_sizes_bodies_constants_and_inputs_that_are_no_tensors(tmp_path: Path) -> None:
     body = """
         x: "f32[s0, Max(1, s0//2)][Max(1, s0//2), 1]cuda:0",  # PlainAOTInput(idx=0)

@@ -241,11 +241,12 @@ def test_names_that_both_have(halves: tuple[Path, Path], tmp_path: Path) -> None
     assert f"{other}_backward" in names
 
 
-def test_constants_that_both_have(tmp_path: Path) -> None:
+@pytest.mark.parametrize("init", ["self.c = {}", "self.register_buffer('c', {})"])
+def test_constants_that_both_have(tmp_path: Path, init: str) -> None:
     for name, size, tangents in (("forward", 4, []), ("backward", 8, [("tangents_1", "float32 8")])):
         body = f"n = self.c\nmul_{name} = torch.ops.aten.mul.Tensor(n, 2)\nreturn (mul_{name}, x)"
-        init = f"self.c = torch.empty([{size}], dtype=torch.float32)"
-        (tmp_path / f"{name}.py").write_text(handwritten(body, [("x", "float32 4"), *tangents], init=init))
+        text = init.format(f"torch.empty([{size}], dtype=torch.float32)")
+        (tmp_path / f"{name}.py").write_text(handwritten(body, [("x", "float32 4"), *tangents], init=text))
     val = values(load_dump(tmp_path / "forward.py", backward=tmp_path / "backward.py"))
     assert (val["mul_forward"].shape, val["mul_backward"].shape) == ((4,), (8,))
 

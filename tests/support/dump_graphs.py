@@ -65,10 +65,14 @@ def _keeper() -> tuple[Graphs, Callable[..., Any]]:
     return found, keep
 
 
-def forward_and_backward(function: Callable[..., Any], *args: torch.Tensor) -> Graphs:
+def forward_and_backward(
+    function: Callable[..., Any],
+    *args: torch.Tensor,
+    partition: Callable[..., Any] = min_cut_rematerialization_partition,
+) -> Graphs:
     """The forward and the backward graph that AOTAutograd partitions the function into."""
     found, keep = _keeper()
-    compiled = aot_function(function, keep, keep, min_cut_rematerialization_partition)
+    compiled = aot_function(function, keep, keep, partition)
     compiled(*args).sum().backward()
     return found
 

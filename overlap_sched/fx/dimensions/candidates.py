@@ -19,20 +19,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from overlap_sched.fx.dimensions.region import Region, inverse, is_view, maker_of, region_from
+from overlap_sched.fx.dimensions.region import Region, inverse, is_view, maker_of, region_from, with_results
 from overlap_sched.fx.dimensions.routing import SORTS
 from overlap_sched.fx.dimensions.rules import is_float, results, shape
 from overlap_sched.fx.lifting import Lifted
 from overlap_sched.judge.validate import measure
-from overlap_sched.transform.dimension_graph import (
-    Cut,
-    EndsError,
-    Given,
-    Routed,
-    Uncut,
-    is_range,
-    range_cut,
-)
+from overlap_sched.transform.dimension_graph import Cut, EndsError, Given, Routed, Uncut, is_range, range_cut
 from overlap_sched.transform.rewrites import Fission, How, Leave, Slice
 from overlap_sched.transform.tuning import TUNING
 
@@ -84,9 +76,8 @@ def _leave(node: fx.Node, given: Any) -> Leave:
     (maker, result), value = maker_of(node), node.meta["val"]
     if isinstance(given, Uncut):
         return Leave(node.name, _HOW[given], Cut(0), _bytes(node), maker.name, result)
-    in_memory = sorted(range(value.ndim), key=lambda dim: (-value.stride(dim), dim))
-    order = () if value.is_contiguous() else tuple(in_memory)
-    return Leave(node.name, "cat", given, _bytes(node), maker.name, result, order)
+    order = () if value.is_contiguous() else sorted(range(value.ndim), key=lambda dim: (-value.stride(dim), dim))
+    return Leave(node.name, "cat", given, _bytes(node), maker.name, result, tuple(order))
 
 
 def _slice(node: fx.Node, cut: Cut) -> Slice:
@@ -205,8 +196,7 @@ def expert_fissions(lifted: Lifted, parts: Sequence[int] = (2, 4)) -> list[Fissi
         lifted: Of a step, or of its forward or backward graph.
         parts: Into how many; where the tokens do not divide, it is left out.
     """
-    graph = lifted.nodes[0].graph
-    found = [fission_of(region) for n in parts for region in expert_regions(graph, n)]
+    found = [fission_of(region) for n in parts for region in expert_regions(lifted.nodes[0].graph, n)]
     return [one for one in dict.fromkeys(found) if one is not None]
 
 
@@ -220,18 +210,12 @@ def expert_regions(graph: fx.Graph, parts: int) -> Iterator[Region]:
     wide = region_from(graph, seeds, parts, sums=True)
     yield wide
     # what takes or gives something that each part has its own of
-    only = {
-        node: None
-        for node in wide.calls
-        if not wide.routed.keys().isdisjoint([node, *node.all_input_nodes, *(u for u in node.users if _is_item(u))])
-    }
+    routed = wide.routed.keys()
+    own = (node for node in wide.calls if not routed.isdisjoint((*node.all_input_nodes, *with_results(node))))
+    only = dict.fromkeys(own)
     entering = {u: wide.cut(u) for node in only for u in node.all_input_nodes if u not in only}
     if cuts := {u: cut for u, cut in entering.items() if cut is not None}:
         yield region_from(graph, cuts, parts, only=only, sums=True)
-
-
-def _is_item(node: fx.Node) -> bool:
-    return node.target is operator.getitem
 
 
 def _source(sort: fx.Node, parts: int) -> Mapping[fx.Node, Cut]:

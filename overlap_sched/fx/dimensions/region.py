@@ -64,6 +64,11 @@ def writes(node: fx.Node) -> bool:
     return functional(node.target) is not node.target
 
 
+def with_results(node: fx.Node) -> list[fx.Node]:
+    """A call, and each of its results where it has several."""
+    return [node, *(user for user in node.users if user.target is operator.getitem)]
+
+
 def _takers(maker: fx.Node, result: int | None = None) -> Iterator[tuple[fx.Node, fx.Node]]:
     """Who takes what a call has made, or what looks at that: pairs of what is taken, and who does.
 
@@ -215,9 +220,7 @@ def _check(region: Region, node: fx.Node, said: CallCut, sums: bool) -> None:
 
 
 def _role(node: fx.Node) -> Role | None:
-    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
-        return None
-    return traits_of(node.target).role
+    return traits_of(node.target).role if node.op == "call_function" else None
 
 
 def _not_whole(region: Region) -> set[fx.Node]:
@@ -232,8 +235,7 @@ def _not_whole(region: Region) -> set[fx.Node]:
         waits = [user for user in node.users if _role(user) is Role.WAIT]
         alone = role is Role.LAUNCH and (not waits or any(wait not in region.calls for wait in waits))
         alone |= role is Role.WAIT and node.args[0] not in region.calls
-        several = [node, *(user for user in node.users if user.target is operator.getitem)]
-        routed = (one for one in several if isinstance(inside.get(one), Routed))
+        routed = (one for one in with_results(node) if isinstance(inside.get(one), Routed))
         seen = any(user not in inside for one in routed for user in one.users)
         maker, result = maker_of(node)
         shared = writes(node) and (maker not in inside or any(u not in inside for _, u in _takers(maker, result)))

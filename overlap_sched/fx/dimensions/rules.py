@@ -358,8 +358,7 @@ def _split(call: Call) -> CallCut:
 
 def _cat(call: Call) -> CallCut:
     tensors, cut = call.arg("tensors"), next(iter(call.cuts.values()))
-    dim = call.arg("dim") % len(call.result())
-    cuts, given = joined(cut, dim, [shape(one) for one in tensors], call.parts)
+    cuts, given = joined(cut, call.arg("dim") % len(call.result()), [shape(one) for one in tensors], call.parts)
     needs: dict[fx.Node, Cut] = {}
     for one, needed in zip(tensors, cuts, strict=True):
         end_if(needs.setdefault(one, needed) != needed, f"{one.name!r} is joined twice, cut in two ways")
@@ -448,7 +447,6 @@ def _index_put(call: Call) -> CallCut:
     return CallCut({source: cut, mask: cut}, cut)
 
 
-_INPUT_SIZES = partial(_size, name="input_sizes")
 _BY_RULE: tuple[tuple[str, Rule], ...] = (
     ("view _unsafe_view reshape", _view),
     ("expand", _expand),
@@ -461,7 +459,7 @@ _BY_RULE: tuple[tuple[str, Rule], ...] = (
         _alike("self", free=lambda call, cut, sizes: cut.dim < min(len(sizes[0]), len(call.result()))),
     ),
     ("slice.Tensor", _slice),
-    ("slice_backward", _alike("grad_output", free=_not_along, changes=_INPUT_SIZES)),
+    ("slice_backward", _alike("grad_output", free=_not_along, changes=partial(_size, name="input_sizes"))),
     ("new_empty new_zeros new_ones new_full", _new),
     ("split.Tensor split_with_sizes", _split),
     ("cat", _cat),
@@ -517,7 +515,6 @@ _BY_RULE: tuple[tuple[str, Rule], ...] = (
     *(
         (f"_scaled_dot_product_{kind} _scaled_dot_product_{kind}_backward", _attention)
         for kind in ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
-        if hasattr(torch.ops.aten, f"_scaled_dot_product_{kind}")
     ),
 )
 """Operators by name, see :func:`overloads`."""

@@ -56,7 +56,7 @@ class GraphFacts:
         """Read a graph; about ten microseconds a node."""
         reading = read_graph(graph)
         nodes = reading.nodes
-        comms = {v: t.comm for v, t in enumerate(reading.traits) if t.comm is not None and t.comm.role is not Role.WAIT}
+        comms = {v: t.comm for v, t in enumerate(reading.traits) if t.comm and t.role is not Role.WAIT}
         groups = {v: name_and_group(nodes[v]) for v in comms}
         hazards = graph_hazards(reading, {v: name for v, (name, _) in groups.items()})
         self.at: Mapping[fx.Node, int] = {node: v for v, node in enumerate(nodes)}
@@ -84,9 +84,7 @@ class GraphFacts:
         v = self.at.get(node)
         if v is None:  # of a bucket, or a copy of a value
             return "" if traits_of(node.target).comm is None else _COMMUNICATES
-        if self.written(node):
-            return "gives what something writes to"
-        return self._not_pure.get(v, "")
+        return "gives what something writes to" if self.written(node) else self._not_pure.get(v, "")
 
     def next_writers(self, node: fx.Node) -> list[fx.Node]:
         """Per storage that a node reads, the first later one that writes to it."""
@@ -176,19 +174,6 @@ def keeps_bits(op: str, reduction: str, dtype: torch.dtype, ranks: int | None) -
     if reduction not in _COMMUTATIVE:
         return op == "reduce_scatter_tensor" and reduction in ("max", "min")
     return op == "reduce_scatter_tensor" or ranks == 2
-
-
-def check_coalesced(name: str, group: Any) -> None:
-    """Refuse a coalesced all_gather over gloo.
-
-    Several of them in flight damage memory: four ranks abort within some hundred rounds in torch 2.13 and 2.15
-    (:mod:`overlap_sched.inductor.gloo` says the same of plain gathers, which go that way too and are led around it).
-
-    Raises:
-        RewriteError: The group is of gloo.
-    """
-    why = f"{name!r} would be a coalesced all_gather over gloo, where several in flight damage memory"
-    refuse_if(over_gloo(group), f"{why}. Use form='copied'.")
 
 
 def forms_for(launches: Iterable[fx.Node]) -> tuple[Form, ...]:

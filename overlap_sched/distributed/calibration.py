@@ -434,8 +434,7 @@ def time_kernel(machine: Machine, call: KernelCall) -> KernelTime:
     All ranks call this.
     """
     other = torch.zeros(_SWEPT[machine.device.type], dtype=torch.uint8, device=machine.device)
-    run = make_run(call, machine.device)
-    runs = machine.everyone(_repeat(machine, run, lambda _: None, lambda: other.add_(1)))
+    runs = machine.everyone(_repeat(machine, make_run(call, machine.device), lambda _: None, lambda: other.add_(1)))
     time_us = statistics.median(each.time_us for of_rank in runs for each in of_rank)
     return call.kernel._replace(time_us=float(f"{time_us:.6g}"))
 

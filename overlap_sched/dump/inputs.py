@@ -32,7 +32,7 @@ from overlap_sched.dump.graph import Literals, ParsedGraph, device_named, dotted
 from overlap_sched.dump.source import BY_SIZE
 from overlap_sched.dump.values import fake_tensor
 from overlap_sched.errors import DumpError
-from overlap_sched.fx.sizes import Interval, SizeLimits
+from overlap_sched.fx.sizes import RANGES, Interval, SizeLimits
 
 _BACKED = re.compile(r"^s\d+$")
 _SYMBOL = re.compile(r"^[A-Za-z]+_?\d+$")
@@ -173,8 +173,7 @@ class InputMaker:
         self._symbols.update(self.matched)
         self._default = default
         self._storages: dict[str, torch.UntypedStorage] = {}
-        known = self._symbols
-        self._literals = Literals(path, known, lambda name: default(name) if _SYMBOL.match(name) else None)
+        self._literals = Literals(path, self._symbols, lambda name: default(name) if _SYMBOL.match(name) else None)
 
     def unknown(self, item: Input) -> bool:
         """Tell whether making `item` needs a symbol without a value."""
@@ -313,8 +312,7 @@ def splits_of(nodes: Sequence[fx.Node]) -> dict[fx.Node, int]:
 def _rows_given(node: fx.Node) -> Any:
     """The argument that says how many rows a node gives; ``None``: it has none, or cuts another dimension."""
     if node.target is _aten.slice.Tensor:
-        first_rows = len(node.args) > 3 and node.args[1:3] == (0, 0)
-        return node.args[3] if first_rows else None
+        return node.args[3] if len(node.args) > 3 and node.args[1:3] == (0, 0) else None
     shape = node.args[0] if node.target in _MAKERS else None
     return shape[0] if isinstance(shape, list | tuple) and shape else None
 
@@ -366,7 +364,6 @@ Within = Literal["middle", "least", "most"]
 
 _RELATIONS = {**{one: one for one in (operator.le, operator.lt, operator.ge, operator.gt)}, operator.eq: sympy.Eq}
 _ARITHMETIC = (operator.add, operator.sub, operator.mul, operator.neg)
-_RANGES = (_aten.sym_constrain_range.default, _aten.sym_constrain_range_for_size.default)
 
 
 class Asserted:
@@ -383,8 +380,7 @@ class Asserted:
         self, nodes: Sequence[fx.Node], number: Callable[[fx.Node], int | str], given: Mapping[str, int], within: Within
     ) -> None:
         self._number, self._within = number, within
-        relations = [one for node in nodes for one in self._understood(node)]
-        self._limits = SizeLimits.of({}, relations)
+        self._limits = SizeLimits.of({}, [one for node in nodes for one in self._understood(node)])
         self._limited = {s.name for s, interval in self._limits.intervals.items() if interval.high < math.inf}
         self.chosen = 0
         for name, size in given.items():
@@ -392,8 +388,7 @@ class Asserted:
 
     def size(self, name: str, default: int, *, balanced: bool) -> int:
         """The size to take of a node; ``balanced``: rather the default than one of the limits."""
-        symbol = _symbol(name)
-        low, high = self._limits.intervals.get(symbol, Interval())
+        low, high = self._limits.intervals.get(_symbol(name), Interval())
         wanted: Any = default
         if name in self._limited and not balanced:
             self.chosen += 1
@@ -415,7 +410,7 @@ class Asserted:
                 sides = [self._expr(arg) for arg in asserted.args]
                 known = asserted.target in _RELATIONS and None not in sides
                 return [_RELATIONS[asserted.target](*sides)] if known else []
-            if node.target in _RANGES and (expr := self._expr(node.args[0])) is not None:
+            if node.target in RANGES and (expr := self._expr(node.args[0])) is not None:
                 low, high = node.kwargs.get("min"), node.kwargs.get("max")
                 return [sympy.Ge(expr, 0 if low is None else low), *([] if high is None else [sympy.Le(expr, high)])]
         return []

@@ -369,7 +369,7 @@ def _run(make: Callable[..., Attempt], progress: Callable[[int, int], None] | No
     try:
         return attempt.run(progress)
     except values.MisfitError as error:
-        others = attempt.other_sizes(error.sizes)
+        others = attempt.other_sizes(error.args)
     for size in others:
         with contextlib.suppress(values.MisfitError):
             return make(default=size, strict=True).run(progress)

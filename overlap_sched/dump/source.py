@@ -343,8 +343,7 @@ def _groups(path: str, lines: Sequence[str], start: int) -> ast.expr | None:
     """
     call = _first(lines, r"^\s*setup_fake_process_groups\(", start)
     if call is not None:
-        indent = len(lines[call]) - len(lines[call].lstrip())
-        statement = _parse(path, lines, call, call + 1, indent)[0]
+        statement = _parse(path, lines, call, call + 1, len(lines[call]) - len(lines[call].lstrip()))[0]
         value = statement.value if isinstance(statement, ast.Expr) else None
         return value.args[0] if isinstance(value, ast.Call) and value.args else None
     function = _first(lines, r"^def get_pg_config\(", start)

@@ -28,6 +28,7 @@ from overlap_sched.dump.graph import MODES, ParsedGraph, UnknownOp, device_named
 from overlap_sched.dump.groups import DumpGroup, collective_result
 from overlap_sched.errors import DumpError, InputTooLargeError
 from overlap_sched.fx.operators import arguments_of
+from overlap_sched.fx.sizes import RANGES
 from overlap_sched.problem.file import too_large
 
 _aten = torch.ops.aten
@@ -245,11 +246,8 @@ def operator_missing(node: fx.Node) -> str | None:
 
 
 _CPU = torch.device("cpu")
-_CHECKS = frozenset({
-    _aten._assert_scalar.default, _aten._assert_async.msg, _aten._assert_async.default,
-    _aten._assert_tensor_metadata.default, _aten.sym_constrain_range.default,
-    _aten.sym_constrain_range_for_size.default,
-})  # fmt: skip
+_ASSERTS = (_aten._assert_scalar.default, _aten._assert_async.msg, _aten._assert_async.default)
+_CHECKS = frozenset((*_ASSERTS, *RANGES, _aten._assert_tensor_metadata.default))
 """Run-time checks of data-dependent sizes: they have no result, and guessed sizes need not pass them."""
 
 
@@ -260,13 +258,8 @@ class Opaque(torch.nn.Module):
 class MisfitError(Exception):
     """The value that was assumed for a data-dependent size does not fit a node: another one may.
 
-    Attributes:
-        sizes: Those of the node's inputs.
+    Its arguments are the sizes of the node's inputs.
     """
-
-    def __init__(self, sizes: Sequence[int]) -> None:
-        super().__init__(f"sizes {list(sizes)} do not fit")
-        self.sizes = sizes
 
 
 class Values:
@@ -371,7 +364,7 @@ class Values:
         text = parsed.annotations.get(node.name)
         fixed = text is not None and not depends_on_symbols(text)
         if reason is not None and self._strict and node in self.guessed_nodes and not fixed:
-            raise MisfitError([n for tensor in tensors for n in tensor.shape])
+            raise MisfitError(*(n for tensor in tensors for n in tensor.shape))
         ours = isinstance(node.target, torch._ops.OpOverload) and node.target.namespace in ("aten", "prims")
         if text is not None and fixed and not ours and contradicts(text, value):  # another torch has written the file
             value = self._printed(node, tensors)

@@ -11,7 +11,7 @@ from torch import fx
 from overlap_sched.cost.model import check_model
 from overlap_sched.errors import OverlapSchedWarning, RewriteError, SequenceError, VerificationError
 from overlap_sched.fx.graphs import graph_of, reorder
-from overlap_sched.fx.lifting import LIFTING, lift
+from overlap_sched.fx.lifting import LIFTING, LiftedNodes, lift
 from overlap_sched.fx.operators import undeclared_text
 from overlap_sched.fx.rewrites import alike_of, prepare
 from overlap_sched.fx.rewrites.apply import may_rewrite, plan_lifted
@@ -190,14 +190,11 @@ def _schedule_graph(
     began = time.perf_counter()
     lifted = lift(gm, memory_model=options.memory_model, **lift_arguments)
     lift_s = time.perf_counter() - began
-    name = lifted.problem.name
-    notes = {**lifted.notes, **pin_notes(lifted.problem, options.pins)}
-    report = Report(name, notes=notes, lift_s=lift_s, sizes=lifted.sizes, undeclared=lifted.undeclared)
+    name, report = lifted.problem.name, report_on(lifted, options, lift_s)
     if not lifted.problem.collectives and options.base == "original":
         said = collectives_text(lifted.problem)
         return replace(report, reason=NO_COLLECTIVES if said.startswith("0") else f"{NO_COLLECTIVES} to move: {said}")
-    launches = [lifted.nodes[v] for v in lifted.problem.collectives]
-    if may_rewrite(launches, options):
+    if may_rewrite([lifted.nodes[v] for v in lifted.problem.collectives], options):
         made = plan_lifted(lifted, options, alike_of(gm))
         report = replace(report, schedule=made.schedule, refused=made.refused)
         if made.rewrites:
@@ -220,6 +217,12 @@ def _schedule_graph(
         return replace(report, schedule=plan, reason=why_no_better(plan) + rests)
     reorder(gm, lifted.reordered(plan.order))
     return replace(report, schedule=plan, changed=True)
+
+
+def report_on(lifted: LiftedNodes[Any], options: Options, lift_s: float) -> Report:
+    """Return the report on a graph before it is scheduled."""
+    notes = {**lifted.notes, **pin_notes(lifted.problem, options.pins)}
+    return Report(lifted.problem.name, notes=notes, lift_s=lift_s, sizes=lifted.sizes, undeclared=lifted.undeclared)
 
 
 def stays(plan: Schedule) -> bool:

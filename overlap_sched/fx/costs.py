@@ -194,16 +194,14 @@ def _strides(strides: list[int]) -> list[int]:
 
 def _bytes_sent(r: Reading, v: int) -> int:
     """Bytes of a collective: the larger of what it takes and gives."""
-    takes = sum([r.value_bytes[u] for u in r.looked_at(v)])
-    return max(takes - r.overwritten_bytes.get(v, 0), r.value_bytes[v])
+    return max(sum([r.value_bytes[u] for u in r.looked_at(v)]) - r.overwritten_bytes.get(v, 0), r.value_bytes[v])
 
 
 def is_free(r: Reading, v: int) -> bool:
     """Views and the like: nothing new, nothing written."""
     if r.traits[v].free:
         return True
-    root = r.storages.root
-    return v not in r.writes and not any(root[s] == s for s in r.raw_fresh[v])
+    return v not in r.writes and not any(r.storages.root[s] == s for s in r.raw_fresh[v])
 
 
 def _bytes_moved(r: Reading, v: int) -> int:

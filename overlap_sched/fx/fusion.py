@@ -224,10 +224,8 @@ def _step(r: Reading, looks: Sequence[_Look], v: int, after: Collection[int], ru
 
 
 def _reduction(r: Reading, v: int, reads: tuple[Read, ...], after: tuple[int, ...]) -> FusionStep:
-    node, source = r.nodes[v], r.nodes[r.inputs[v][0]]
-    value = source.meta.get("val")
-    sizes = [r.storages.hint(size) for size in value.shape]
-    dims = _reduced_dims(node, len(sizes))
+    sizes = [r.storages.hint(size) for size in r.nodes[r.inputs[v][0]].meta["val"].shape]
+    dims = _reduced_dims(r.nodes[v], len(sizes))
     reduced = math.prod([sizes[d] for d in dims])
     points = max(math.prod(sizes) // max(reduced, 1), 1)
     inner = not sizes or len(sizes) - 1 in dims

@@ -48,8 +48,7 @@ def reorder(gm: fx.GraphModule | fx.Graph, nodes: Sequence[fx.Node]) -> None:
     if len(nodes) != len(present) or set(nodes) != set(present):
         counts = f"the order has {len(nodes)} nodes ({len(set(nodes))} different) and the graph has {len(present)}"
         raise ProblemError(f"{counts}. List each of the graph's nodes once.")
-    inputs = [node for node in present if node.op == "placeholder"]
-    link(gm, with_ends(nodes, inputs))
+    link(gm, with_ends(nodes, [node for node in present if node.op == "placeholder"]))
 
 
 def with_ends(nodes: Sequence[fx.Node], inputs: Sequence[fx.Node]) -> list[fx.Node]:

@@ -24,11 +24,11 @@ knows that (``finish_us``), a *finish node* stands in front of the wait. Without
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from difflib import get_close_matches
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch.distributed as dist
 from torch import fx
@@ -75,8 +75,7 @@ def kept_inputs(
     """
     names = {node.name for node in inputs} | {node.target for node in inputs}
     stays, goes = _predicate(parameters, names, "parameters"), _predicate(donated, names, "donated")
-    backward = any(node.name.startswith("tangents") for node in inputs)
-    by_name = backward or memory_model == "tracker"
+    by_name = memory_model == "tracker" or any(node.name.startswith("tangents") for node in inputs)
     stay = [n for n in inputs if stays(n) or STAYS in n.meta]
     return {*stay, *(n for n in inputs if not goes(n) and (not by_name or n.name.startswith("primals")))}
 
@@ -319,14 +318,39 @@ HOST = {OUT: Group(1, True)}
 """The stream of copies to and from the host, as a group."""
 
 
+N = TypeVar("N")
+
+
 @dataclass(frozen=True)
-class Lifted:
-    """A problem and the FX nodes that it stands for.
+class LiftedNodes(Generic[N]):
+    """A problem and the nodes that it stands for.
 
     Attributes:
         problem: What is to be scheduled.
-        nodes: Per problem id, its FX node: the graph's own order. A wait of several collectives has an id for each of
-            them (:mod:`overlap_sched.fx.lifting`).
+        nodes: Per problem id, its node: the graph's own order; ``None`` where it stands for none. A wait of several
+            collectives has an id for each of them (:mod:`overlap_sched.fx.lifting`).
+        notes: How often something was not known or not usual, by name.
+        sizes: Data-dependent sizes on which the storages' bytes rest.
+        undeclared: Operators of other libraries of which nothing was said (:func:`overlap_sched.declare_operator`), and
+            whether they are taken for communication.
+    """
+
+    problem: Problem
+    nodes: tuple[N, ...]
+    notes: Mapping[str, int]
+    sizes: tuple[AssumedSize, ...]
+    undeclared: Mapping[str, bool]
+
+    def reordered(self, order: Sequence[int]) -> list[N]:
+        """The nodes in an order of the problem, each once: where the last of its ids is."""
+        return [one for one in reversed(dict.fromkeys(self.nodes[v] for v in reversed(order))) if one is not None]
+
+
+@dataclass(frozen=True)
+class Lifted(LiftedNodes[fx.Node]):
+    """A problem and the FX nodes that it stands for.
+
+    Attributes:
         notes: How often something was not known or not usual, by name:
 
             - ``unknown_op``: kept as a barrier; ``fence``: a node that nothing may cross;
@@ -344,26 +368,14 @@ class Lifted:
               ``point_to_point``: sends and receives and who shares their group, which keep their order.
         prices: Per problem id, its time, where that comes from, and what limits it.
         placements: Per process group, where it is, and what was assumed for that.
-        undeclared: Operators of other libraries of which nothing was said (:func:`overlap_sched.declare_operator`), and
-            whether they are taken for communication.
         devices: Types of those that its tensors are on: ``"cuda"``.
         model: What has priced it; it prices what rewrites make, too.
-        sizes: Data-dependent sizes on which the storages' bytes rest.
     """
 
-    problem: Problem
-    nodes: tuple[fx.Node, ...]
-    notes: Mapping[str, int]
     prices: tuple[Price, ...]
     placements: Mapping[str, Placement]
     devices: frozenset[str]
     model: CostModel
-    sizes: tuple[AssumedSize, ...] = ()
-    undeclared: Mapping[str, bool] = field(default_factory=dict)
-
-    def reordered(self, order: Sequence[int]) -> list[fx.Node]:
-        """The FX nodes in an order of the problem, each once: where the last of its ids is."""
-        return list(dict.fromkeys(self.nodes[v] for v in reversed(order)))[::-1]
 
 
 def lift(
@@ -438,12 +450,12 @@ def lift(
         Problem(name, nodes, storages, used_groups, memory_model, beside),
         tuple([reading.nodes[v] for v in stands_for]),
         {k: n for k, n in sorted(notes.items()) if n},
+        (*reading.storages.assumed, *carried_sizes(graph)),
+        reading.undeclared,
         tuple([costs.prices[v] if node.op not in OF_HOST else Price(node.time_us, "table") for node, v in priced]),
         placements,
         frozenset(reading.storages.device),
         model,
-        (*reading.storages.assumed, *carried_sizes(graph)),
-        reading.undeclared,
     )
 
 

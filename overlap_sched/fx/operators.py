@@ -109,8 +109,7 @@ def comm_of(op: OpOverload) -> Comm | None:
         communicates = op.namespace in WHOLE_FAMILIES and op._schema.name not in LOCAL
     else:
         communicates = any(map(names_a_group, arguments)) if said is None else said
-    known = said is not None or op.namespace == "symm_mem"
-    return Comm(Role.BLOCKING, name, known=known) if communicates else None
+    return Comm(Role.BLOCKING, name, known=said is not None or op.namespace == "symm_mem") if communicates else None
 
 
 def names_a_group(argument: Any) -> bool:
@@ -133,9 +132,7 @@ class Arg(tuple[int, str]):
     def of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], default: Any = None) -> Any:
         """The argument of a call."""
         position, name = self
-        if 0 <= position < len(args):
-            return args[position]
-        return kwargs.get(name, default)
+        return args[position] if 0 <= position < len(args) else kwargs.get(name, default)
 
 
 def arguments_of(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -184,7 +184,7 @@ SIZES_KEY = "overlap_sched_sizes"
 
 _aten = torch.ops.aten
 _ASSERTS = (_aten._assert_scalar.default, torch._check)
-_RANGES = (_aten.sym_constrain_range.default, _aten.sym_constrain_range_for_size.default)
+RANGES = (_aten.sym_constrain_range.default, _aten.sym_constrain_range_for_size.default)
 
 
 _SYMBOLIC = (torch.SymInt, torch.SymBool)
@@ -301,7 +301,7 @@ class Sizes:
         value = source.meta.get("val") if isinstance(source, fx.Node) else None
         if node.target in _ASSERTS and isinstance(value, torch.SymBool):
             yield self._expr(value)
-        if node.target in _RANGES and isinstance(value, torch.SymInt):
+        if node.target in RANGES and isinstance(value, torch.SymInt):
             yield from self._between(value, node.kwargs.get("min"), node.kwargs.get("max"))
 
     def _between(self, size: Any, low: Number | None, high: Number | None) -> Iterator[sympy.Basic]:

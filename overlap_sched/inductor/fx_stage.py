@@ -44,8 +44,8 @@ _AS_THEY_ARE = ("backend", "titan")
 
 def rewrite_and_schedule(gm: fx.GraphModule | fx.Graph, settings: Settings, kind: str | None = None) -> None:
     """Rewrite a graph's collectives where that is asked for, then reorder it; see :func:`schedule_fx`."""
-    wanted = settings.options.rewrites  # calling nothing that could fail here
-    done = bool(wanted) and bool(rewrite_fx(gm, settings, choose_rewrites, kind))
+    # calling nothing that could fail here
+    done = bool(settings.options.rewrites) and bool(rewrite_fx(gm, settings, choose_rewrites, kind))
     schedule_fx(gm, settings, kind, done)
 
 

@@ -22,7 +22,7 @@ from torch._inductor.virtualized import V
 
 from overlap_sched.distributed.sequences import Entry
 from overlap_sched.errors import UnsupportedError
-from overlap_sched.fx.apply import NO_COLLECTIVES, Report, stays
+from overlap_sched.fx.apply import NO_COLLECTIVES, Report, report_on, stays
 from overlap_sched.fx.calls import launched_by
 from overlap_sched.fx.operators import Ordering, is_higher_order, traits_of
 from overlap_sched.inductor.agree import Traffic, asks, graph_key, waits
@@ -34,7 +34,6 @@ from overlap_sched.inductor.reporting import guard, log, name_graph, warn
 from overlap_sched.inductor.settings import Settings
 from overlap_sched.options import on_devices
 from overlap_sched.problem import Order
-from overlap_sched.problem.pins import pin_notes
 from overlap_sched.problem.precedence import smallest_first
 from overlap_sched.report.words.schedule import why_no_better
 from overlap_sched.scheduler.driver import no_collection
@@ -104,14 +103,7 @@ class _KernelGraph:
         lifted = lift_kernels(snodes, name=facts.name, **how.settings.costs)
         lift_s, problem, self.buffers = time.perf_counter() - began, lifted.problem, lifted.buffers
         made = schedule(problem, on_devices(options, V.graph.device_types))
-        report = Report(
-            problem.name,
-            made,
-            notes={**lifted.notes, **pin_notes(problem, options.pins)},
-            undeclared=lifted.undeclared,
-            sizes=lifted.sizes,
-            lift_s=lift_s,
-        )
+        report = replace(report_on(lifted, options, lift_s), schedule=made)
         if stays(made):
             return replace(report, reason=why_no_better(made)), ()
         ordered = lifted.reordered(made.order)

@@ -40,9 +40,7 @@ from overlap_sched.problem import Kind
 def members(node: Any) -> Sequence[Any]:
     """The unfused nodes in a scheduler node: of fused, foreach and grouped ones, nested ones too."""
     parts = node.get_nodes()
-    if len(parts) == 1 and parts[0] is node:
-        return parts
-    return [one for part in parts for one in members(part)]
+    return parts if len(parts) == 1 and parts[0] is node else [one for part in parts for one in members(part)]
 
 
 def runs(member: Any) -> bool:
@@ -364,8 +362,7 @@ class KernelCosts:
 
     def origins(self, member: Any) -> list[int]:
         """Positions of the FX nodes that a scheduler node came from, in the order of the graph."""
-        found = {self._index[node] for node in getattr(member.node, "origins", ()) or () if node in self._index}
-        return sorted(found)
+        return sorted({self._index[node] for node in getattr(member.node, "origins", ()) or () if node in self._index})
 
     def metas(self, snode: Any) -> list[Mapping[str, Any]]:
         """The metadata of the FX nodes that a scheduler node came from, in the order of the graph."""

@@ -12,7 +12,7 @@ as they are in the order given.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -28,45 +28,28 @@ from overlap_sched.fx import hazards
 from overlap_sched.fx.calls import Communication, joined
 from overlap_sched.fx.costs import Cost
 from overlap_sched.fx.graphs import marks_of, module_of
-from overlap_sched.fx.lifting import with_company
+from overlap_sched.fx.lifting import LiftedNodes, with_company
 from overlap_sched.fx.operators import Ordering
 from overlap_sched.fx.reading import Reading, read_graph
 from overlap_sched.inductor.kernels import Buffers, DataFlow, KernelCosts, members, read_buffers, runs
 from overlap_sched.problem import Kind, Node, Problem, Storage
 from overlap_sched.problem.contention import NO_CONTENTION
 from overlap_sched.problem.precedence import launched_on
-from overlap_sched.report.words.graph import AssumedSize
 
 
 @dataclass(frozen=True)
-class LiftedKernels:
-    """A problem and the scheduler nodes that it stands for.
+class LiftedKernels(LiftedNodes[Any]):
+    """A problem in the ``runtime`` memory model, and its scheduler nodes; inputs and the output stand for none.
 
     Attributes:
-        problem: What is to be scheduled, in the ``runtime`` memory model.
-        snodes: Per problem id its scheduler node; ``None`` for inputs and the output. A wait of several collectives has
-            an id for each of them (:mod:`overlap_sched.fx.lifting`), a collective may have one more for its launch
-            (:mod:`overlap_sched.fx.lifting`).
         notes: Counts, as in :class:`overlap_sched.fx.lifting.Lifted`; besides: ``buffers``; ``in_place``: kernels that
             write over an input in every order; ``comm_order``: torch's dependencies that keep collectives in the order
             of the FX graph, and each after the wait of the one before: these are what we are here to replace;
             ``bytes_failed``: torch's estimate of a kernel's bytes raised.
         buffers: What stands behind the names of buffers.
-        sizes: Data-dependent sizes on which their bytes rest.
-        undeclared: As of :class:`overlap_sched.fx.lifting.Lifted`.
     """
 
-    problem: Problem
-    snodes: tuple[Any | None, ...]
-    notes: Mapping[str, int]
     buffers: Buffers
-    sizes: tuple[AssumedSize, ...] = ()
-    undeclared: Mapping[str, bool] = field(default_factory=dict)
-
-    def reordered(self, order: Sequence[int]) -> list[Any]:
-        """The scheduler nodes in an order of the problem, each once: where the last of its ids is."""
-        listed = dict.fromkeys(self.snodes[v] for v in reversed(order))
-        return [snode for snode in reversed(listed) if snode is not None]
 
 
 def lift_kernels(
@@ -109,7 +92,7 @@ def lift_kernels(
     snodes_of = [*[None] * shift, *snodes, None]
     told = {k: n for k, n in sorted(notes.items()) if n}
     nodes_of = tuple([snodes_of[v] for v in stands_for])
-    return LiftedKernels(problem, nodes_of, told, buffers, reading.storages.assumed, reading.undeclared)
+    return LiftedKernels(problem, nodes_of, told, reading.storages.assumed, reading.undeclared, buffers)
 
 
 @dataclass(frozen=True)

@@ -261,9 +261,7 @@ def _start(task: Task, base: Reference, best: Candidate, search: Beam) -> Refere
     if search.start == "base":
         return base
     order = best.order if search.start == "best" else lowest_peak(task).order
-    if list(order) == base.order or not task.within_budget(order):
-        return None
-    return base.reordered(order)
+    return None if list(order) == base.order or not task.within_budget(order) else base.reordered(order)
 
 
 def beam_search(

@@ -423,8 +423,7 @@ def keep_groups_apart(task: Task, best: Candidate, original: Candidate, stages: 
     if options.concurrent_groups == "any" or best.order == original.order:
         return best
     clash, defers = clashes(problem, options.concurrent_groups), options.preserve_collective_order == "none"
-    shared = on_one_stream(problem, options.concurrent_groups)
-    alone = Task(shared, options, original.peak_bytes)
+    alone = Task(on_one_stream(problem, options.concurrent_groups), options, original.peak_bytes)
     other, _ = best_order(alone, alone.measured(original.order), stages)
     device = DeviceLimit.of(task)
     must_run = device is not None and device.runs(task.live_ranges, best.order)

@@ -150,8 +150,7 @@ def _round(task: Task, reference: Reference, best: Candidate) -> Candidate:
     orders = [order for order in tried if task.within_budget(order)]
     if not orders:
         return best
-    shortest = min(orders, key=task.step_times.of)
-    start = shift(task, best, shortest, limit)
+    start = shift(task, best, min(orders, key=task.step_times.of), limit)
     if start.beats(best):
         best = start
     begin = reference.reordered(start.order)

@@ -316,8 +316,7 @@ def followed(problem: Problem, proposal: Proposal, pairs: Sequence[Pair] = ()) -
     for v, before in enumerate(problem.predecessors):
         if key[v] < 0:
             key[v] = max([key[u] for u in before], default=0.0) + 0.5
-    chain = [launches[k] for k in proposal.sequence]
-    return by_key(problem, [*pairwise(chain), *pairs], key)
+    return by_key(problem, [*pairwise([launches[k] for k in proposal.sequence]), *pairs], key)
 
 
 def _alike(calls: Sequence[str], launches: Sequence[NodeId], proposal: Proposal) -> Iterator[tuple[NodeId, NodeId]]:

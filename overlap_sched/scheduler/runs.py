@@ -151,8 +151,7 @@ def _run(task: Task, start: Reference, policy: Policy, best: Candidate) -> tuple
 
 def near_us(task: Task, reference: Reference) -> float:
     """Below this step in microseconds, little is left to find."""
-    priorities = reference.priorities(_policies(task)[0].prepares)
-    bound_us = max(_bound_us(task, reference), streams_bound_us(priorities))
+    bound_us = max(_bound_us(task, reference), streams_bound_us(reference.priorities(_policies(task)[0].prepares)))
     return bound_us * (1 + TUNING.near_goals * (close_enough(task) - 1))
 
 

@@ -510,8 +510,7 @@ class ProblemMaker(Maker[NodeId]):
         use, alloc = (held, ()) if op == OFFLOAD else ((), self._like(held))
         us = self.prices.host.copy_us(nbytes)
         launch = self._add(Node(new.name, Kind.COLLECTIVE, (of,), alloc, use, us, op, OUT, bytes=nbytes), new.at)
-        waited = (*use, *alloc)
-        ended = Node(f"{new.name}_wait", Kind.WAIT, (of, launch), (), waited, op=HOST_WAIT, collective=launch)
+        ended = Node(f"{new.name}_wait", Kind.WAIT, (of, launch), (), (*use, *alloc), op=HOST_WAIT, collective=launch)
         return self._add(ended, new.at)
 
     def repeat(self, new: New[NodeId], made: Mapping[NodeId, NodeId]) -> NodeId:

@@ -79,8 +79,7 @@ def keys_of(problem: Problem, alike: Alike | None, ops: Sequence[str] = BUCKETED
     keys = {}
     for one in draft.singles(lambda node: node.op in ops and (alike is None or node.name in alike)):
         level = before[one.launch] if "gather" in one.op else behind[one.launch]
-        label = "" if alike is None else alike[draft.name(one.launch)]
-        keys[one.launch] = Key(one.op, one.group, label, level)
+        keys[one.launch] = Key(one.op, one.group, "" if alike is None else alike[draft.name(one.launch)], level)
     return keys
 
 

@@ -228,8 +228,7 @@ def _search(without: Schedule, search: RewriteSearch, wanted: Wanted, gain_us: f
     else:
         try_buckets(search.after(state.best.rewrites, state.best.start), wanted.forms, wanted.streams)
         # As if nothing were kept, which may leave no room for buckets; not where no latency at all would be too long.
-        keys = keys_of(problem, search.alike, search.ops)
-        free = without_latency(problem, keys, batch_time(problem, search.prices))
+        free = without_latency(problem, keys_of(problem, search.alike, search.ops), batch_time(problem, search.prices))
         if wanted.streams or max(busy_us(free)) < state.best_us:
             alone = state.start_over(step_us)
             try_buckets(replace(search, state=alone), wanted.forms, wanted.streams)
@@ -278,8 +277,7 @@ def _best(without: Schedule, trials: Sequence[Trial], search: RewriteSearch) -> 
             short_bytes=short_bytes,
         )
         return Plan(rewrites, made, without, records(without.problem, problem, rewrites), trials)
-    seen = (*trials[:k], replace(trial, why_not=why_not), *trials[k + 1 :])
-    return Plan((), without, without, trials=seen)
+    return Plan((), without, without, trials=(*trials[:k], replace(trial, why_not=why_not), *trials[k + 1 :]))
 
 
 def _keep_apart(task: Task, found: Candidate) -> Candidate | None:

@@ -286,8 +286,7 @@ def _bucket(make: Maker[V], wanted: Bucket) -> None:
             refuse_if(here != there, f"{name!r} has {what} {here!r} and {first!r} has {there!r}: a bucket has one.")
     for one in members:
         make.check_member(one, wanted.form)
-    recipe = _coalesced if wanted.form == "coalesced" else _packed
-    taken, outs = recipe(make, wanted.name, members)
+    taken, outs = (_coalesced if wanted.form == "coalesced" else _packed)(make, wanted.name, members)
     for one, out in zip(members, outs, strict=True):
         make.stand_in(one, taken, out)
 
@@ -389,8 +388,7 @@ def _origin(make: Maker[V], v: V) -> tuple[V, tuple[object, ...]]:
 def _gather_again(make: Maker[V], wanted: Regather) -> None:
     one, views, users = check_regather(make, wanted)
     at = min(make.at[user] for user in users)
-    launch = make.relaunch(New(wanted.name, at, one.launch), one)
-    wait = make.wait(New(f"{wanted.name}_wait", at, one.launch), launch)
+    wait = make.wait(New(f"{wanted.name}_wait", at, one.launch), make.relaunch(New(wanted.name, at, one.launch), one))
     make.check_same(one.waits[0], wait)
     _move(make, views, wanted, dict.fromkeys(one.waits, wait), users)
 

@@ -30,11 +30,11 @@ def fails(*_: Any, **__: Any) -> Any:
 
 
 def a_node_short(lifted: Any, order: Any) -> list[Any]:
-    return [snode for snode in lifted.snodes if snode is not None][1:]
+    return [snode for snode in lifted.nodes if snode is not None][1:]
 
 
 def twice_the_first(lifted: Any, order: Any) -> list[Any]:
-    snodes = [snode for snode in lifted.snodes if snode is not None]
+    snodes = [snode for snode in lifted.nodes if snode is not None]
     return [snodes[0], *snodes[:-1]]
 
 

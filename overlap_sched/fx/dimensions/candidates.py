@@ -76,9 +76,8 @@ def _leave(node: fx.Node, given: Any) -> Leave:
     (maker, result), value = maker_of(node), node.meta["val"]
     if isinstance(given, Uncut):
         return Leave(node.name, _HOW[given], Cut(0), _bytes(node), maker.name, result)
-    in_memory = sorted(range(value.ndim), key=lambda dim: (-value.stride(dim), dim))
-    order = () if value.is_contiguous() else tuple(in_memory)
-    return Leave(node.name, "cat", given, _bytes(node), maker.name, result, order)
+    order = () if value.is_contiguous() else sorted(range(value.ndim), key=lambda dim: (-value.stride(dim), dim))
+    return Leave(node.name, "cat", given, _bytes(node), maker.name, result, tuple(order))
 
 
 def _slice(node: fx.Node, cut: Cut) -> Slice:
@@ -197,8 +196,7 @@ def expert_fissions(lifted: Lifted, parts: Sequence[int] = (2, 4)) -> list[Fissi
         lifted: Of a step, or of its forward or backward graph.
         parts: Into how many; where the tokens do not divide, it is left out.
     """
-    graph = lifted.nodes[0].graph
-    found = [fission_of(region) for n in parts for region in expert_regions(graph, n)]
+    found = [fission_of(region) for n in parts for region in expert_regions(lifted.nodes[0].graph, n)]
     return [one for one in dict.fromkeys(found) if one is not None]
 
 

@@ -358,8 +358,7 @@ def _split(call: Call) -> CallCut:
 
 def _cat(call: Call) -> CallCut:
     tensors, cut = call.arg("tensors"), next(iter(call.cuts.values()))
-    dim = call.arg("dim") % len(call.result())
-    cuts, given = joined(cut, dim, [shape(one) for one in tensors], call.parts)
+    cuts, given = joined(cut, call.arg("dim") % len(call.result()), [shape(one) for one in tensors], call.parts)
     needs: dict[fx.Node, Cut] = {}
     for one, needed in zip(tensors, cuts, strict=True):
         end_if(needs.setdefault(one, needed) != needed, f"{one.name!r} is joined twice, cut in two ways")

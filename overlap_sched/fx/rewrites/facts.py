@@ -84,9 +84,7 @@ class GraphFacts:
         v = self.at.get(node)
         if v is None:  # of a bucket, or a copy of a value
             return "" if traits_of(node.target).comm is None else _COMMUNICATES
-        if self.written(node):
-            return "gives what something writes to"
-        return self._not_pure.get(v, "")
+        return "gives what something writes to" if self.written(node) else self._not_pure.get(v, "")
 
     def next_writers(self, node: fx.Node) -> list[fx.Node]:
         """Per storage that a node reads, the first later one that writes to it."""

@@ -141,7 +141,7 @@ def test_a_dump_without_torch_says_what_to_install() -> None:
     script = "import sys; sys.modules['torch'] = None; from overlap_sched.cli.command import main; sys.exit(main())"
     done = process(sys.executable, "-c", script, "plan", "layer.py")
     assert done.returncode == 2
-    assert "layer.py is a graph dump, and reading it needs torch: pip install 'overlap_sched[torch]'" in done.stderr
+    assert "graph dumps and calibrate need torch: pip install 'overlap_sched[torch]'" in done.stderr
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """A schedule in words: figures and a table, why each collective is where it is, what came of it, and why not more."""
 
-import difflib
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,14 +11,14 @@ from rich.table import Table
 from overlap_sched.cost.spread import gain_range
 from overlap_sched.errors import ProblemError
 from overlap_sched.judge.replay import Replay, replay
-from overlap_sched.options import Options, replayed_allocator
+from overlap_sched.options import Options, close_to, replayed_allocator
 from overlap_sched.problem import ANY_GROUP, MAX_TOTAL_BYTES, Kind, Order, Problem
 from overlap_sched.problem.contention import Contention
 from overlap_sched.problem.pins import BINDS_NOTHING, binds_nothing, pinned
 from overlap_sched.problem.precedence import launched_on
 from overlap_sched.problem.sizes import EXPANDABLE, PLAIN, VARIABLES, AllocatorSettings
 from overlap_sched.report.table import align_rows, captioned_table
-from overlap_sched.report.units import between, change, count, duration, printable, size
+from overlap_sched.report.units import change, count, duration, from_to, printable, size
 from overlap_sched.report.words.graph import group_names, group_purposes
 from overlap_sched.scheduler.driver import Schedule, schedule
 from overlap_sched.scheduler.explain import Decision
@@ -129,7 +128,7 @@ def together_text(schedule: Schedule) -> str:
     """Say what keeping groups apart costs, or that they are not; ``""``: there is nothing to be said."""
     step_us, apart_us = schedule.unrestricted_us, schedule.scheduled.step_us
     if step_us is not None:
-        costs = f"the step takes {between(duration(step_us), duration(apart_us))} ({change(step_us, apart_us)})"
+        costs = f"the step takes {from_to(duration(step_us), duration(apart_us))} ({change(step_us, apart_us)})"
         return f"To keep process groups apart ({schedule.options.concurrent_groups}) {costs}."
     before, after = schedule.original.groups_together, schedule.scheduled.groups_together
     hint = " Forbid that by concurrent_groups='disjoint' (--concurrent-groups disjoint)." if after > before else ""
@@ -197,7 +196,7 @@ def reserved_rows(found: Reserved | None, limit_bytes: int | None = None) -> "Ro
 
 def reserved_lines(found: Reserved | None) -> list[str]:
     """Return the same as a line of text; none where nothing was replayed."""
-    return [] if found is None else [f"{found.title} (replayed): {between(size(found.before), size(found.after))}"]
+    return [] if found is None else [f"{found.title} (replayed): {from_to(size(found.before), size(found.after))}"]
 
 
 def remarks(schedule: Schedule) -> list[str]:
@@ -350,10 +349,9 @@ def most_exposed(schedule: Schedule, top: int | None = None, collective: str | N
     problem = schedule.problem
     names = {problem.nodes[v].name: v for v in problem.collectives}
     if collective not in names:
-        near = " or ".join(map(repr, difflib.get_close_matches(collective, names, n=3)))
-        there = f"The first ones are {', '.join(map(repr, list(names)[:3]))}." if names else "It has no collectives."
-        hint = f"Did you mean {near}?" if near else there
-        raise ProblemError(f"problem {problem.name!r} has no collective named {collective!r}. {hint}")
+        some = f" There are {', '.join([*names][:3]) or 'none'}{', ...' * (len(names) > 3)}."
+        near = close_to(collective, names) or some
+        raise ProblemError(f"problem {problem.name!r} has no collective named {collective!r}.{near}")
     return [d for d in schedule.decisions if d.collective == names[collective]]
 
 
@@ -429,9 +427,12 @@ def verdict(
         came = "runs" if (not schedule.short_bytes if fits is None else fits) else "fails"
     into = size(schedule.budget_bytes if limit is None else limit)
     end = {"runs": f", and it fits into {into}", "fails": f", but it does not fit into {into}"}.get(came, "")
-    rows = [row for row in summary_rows(schedule, reserved) if row[3:]]
-    figures = [f"{what} {between(was, now)} ({by})" for what, was, now, by, *_ in rows if by]
-    return came, f"{'; '.join(figures)}{end}."
+    return came, f"{'; '.join(figures_text(summary_rows(schedule, reserved)))}{end}."
+
+
+def figures_text(rows: Rows) -> list[str]:
+    """``step 190.0 -> 150.0 us (-21.1 %)``: of each row with a change."""
+    return [f"{row[0]} {from_to(*row[1:3])} ({row[3]})" for row in rows if any(row[3:4])]
 
 
 def why_no_better(kept: Schedule) -> str:

@@ -562,10 +562,10 @@ def capacity_answer(question: Question, found: Sequence[CapacityPlan]) -> Capaci
     """Return the answer."""
     figures = ("tokens_per_s", "mfu", "peak_bytes", "losses", "binds")
     layouts = [
-        one.layout.mesh._asdict()
-        | {name: getattr(one.layout, name) for name in ("micro_batch", "recompute", "sharding")}
-        | {"schedule": one.planned.name, "micro_batches": one.planned.job.micro_batches}
-        | {"step_us": one.planned.replay.step_us, **{name: getattr(one, name) for name in figures}}
+        one.layout._asdict()
+        | {"mesh": one.layout.mesh._asdict(), "schedule": one.planned.name}
+        | {"micro_batches": one.planned.job.micro_batches, "step_us": one.planned.replay.step_us}
+        | {name: getattr(one, name) for name in figures}
         for one in found
     ]
     return _fill(CapacityAnswer, question, layouts=layouts)

@@ -305,21 +305,21 @@ def find_shortest(planned: Sequence[PlannedPipeline]) -> PlannedPipeline | None:
 
 def capacity_table(question: Question, found: Sequence[CapacityPlan]) -> Table:
     """A row per layout."""
-    rows, names = [], list(dict.fromkeys(name for one in found for name in one.losses))
+    rows = []
     for one in found:
-        pp, dp, cp, tp, ep = one.layout.mesh
-        mesh = f"PP {pp} x TP {tp} x DP {dp}" + f" x CP {cp}" * (cp > 1) + f", EP {ep}" * (ep > 1)
-        micro = f"{one.planned.job.micro_batches} of {one.layout.micro_batch}"
-        reached = [f"{one.tokens_per_s:,.0f}", f"{100 * one.mfu:.1f} %", size(one.peak_bytes)]
-        losses = [f"{100 * one.losses.get(name, 0.0):.1f} %" for name in names]
-        ways = [one.layout.sharding, one.planned.name, micro, one.layout.recompute]
-        rows.append([mesh, *ways, *reached, *losses, one.binds])
+        (pp, dp, cp, tp, ep), micro_batch, recompute, sharding = one.layout
+        mesh = f"PP{pp} TP{tp} DP{dp}" + f" CP{cp}" * (cp > 1) + f" EP{ep}" * (ep > 1)
+        ways = [f"{one.planned.name}, {one.planned.job.micro_batches} x {micro_batch}", recompute]
+        reached = [f"{one.tokens_per_s:,.0f}", f"{one.mfu:.1%}", size(one.peak_bytes), f"{one.losses['bubble']:.1%}"]
+        binds = one.binds + (f" {one.losses[one.binds]:.1%}" if one.binds in one.losses else "")
+        rows.append([f"{mesh}, {sharding}", *ways, *reached, binds])
     return captioned_table(
         f"{printable(found[0].planned.job.name)}, {question.global_batch:,} sequences of {question.sequence:,}",
-        "Simulated. Tokens/s of one GPU; peak of the fullest rank. Bubble: the idle part of all ranks together; "
-        "else the part by which the step would be shorter if such collectives took no time (tp, cp, ep, dp) or nothing "
-        "were recomputed (memory). Binds: the largest of these; compute: all are below 5 %.",
-        ("sharding", "schedule", "micro-batches", "recompute", "tokens/s", "MFU", "peak", *names, "binds"),
+        "Simulated. Micro-batches: their number x sequences in each. Tokens/s of one GPU; peak of the fullest rank. "
+        "Bubble: the idle part of all ranks together. Binds: "
+        "what costs most, of the bubble, collectives (tp, cp, ep, dp) and recomputation (memory), by the part by which "
+        "the step would be shorter if they took no time; compute: all are below 5%.",
+        ("micro-batches", "recompute", "tokens/s", "MFU", "peak", "bubble", "binds"),
         "layout",
         rows,
     )
@@ -330,9 +330,9 @@ def capacity_lines(found: Sequence[CapacityPlan]) -> Iterator[str]:
     for place, one in zip(("Second", "Third"), found[1:3], strict=False):
         slower, losses = found[0].tokens_per_s / one.tokens_per_s - 1, one.losses
         if slower <= 0.1:
-            names = dict.fromkeys((*found[0].losses, *losses))
-            more = [f"{what} {losses.get(what, 0.0) - found[0].losses.get(what, 0.0):+.1%}" for what in names]
-            yield f"{place}: {slower:.1%} slower than the best; beside it {', '.join(more)} of the step."
+            more = {what: losses.get(what, 0.0) - found[0].losses.get(what, 0.0) for what in found[0].losses | losses}
+            said = ", ".join(f"{what} {part:+.1%}" for what, part in more.items() if abs(part) >= 0.0005)
+            yield f"{place}: {slower:.1%} slower than the best; beside it {said or 'nothing'} of the step."
 
 
 def graphs_table(graphs: JobGraphs) -> Table:

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed.pipelining.schedules import _Action, _add_unshard_reshard
 
 from overlap_sched.cost.cluster import read_cluster
 from overlap_sched.errors import PipelineError
 from overlap_sched.pipeline.capacity import estimate_us, even_cut, plan_capacity
 from overlap_sched.pipeline.compare import named, plan_pipeline
+from overlap_sched.pipeline.csv_file import schedule_csv
 from overlap_sched.pipeline.dimensions import LayerPrices, Layout, Mesh, Recompute, Sharding, read_model
 from overlap_sched.pipeline.question import Question
 from tests.support.examples import Command
@@ -43,6 +45,29 @@ def test_operations_of_a_token() -> None:
 
 def prices(mesh: Mesh, recompute: Recompute = "none", sharding: Sharding = "zero1") -> LayerPrices:
     return LayerPrices(read_model(TINY, ""), read_cluster("dgx-h100"), Layout(mesh, 1, recompute, sharding), 2048)
+
+
+@pytest.mark.parametrize("name", ["llama-3-8b", "mixtral-8x7b", "deepseek-v3", "gpt-oss-120b"])
+def test_ranks_multiply_what_a_token_meets(name: str) -> None:
+    """Two operations for each weight and token, whoever has which part of both."""
+    model, mesh = read_model(name, ""), Mesh(dp=4, cp=2, tp=4, ep=8)
+    of = LayerPrices(model, read_cluster("dgx-h100"), Layout(mesh, 2, "none", "zero1"), 4096)
+    for routed, _ in set(model.kinds):
+        shapes = [of.placed(one)[1] for one in model.matmuls(routed)]
+        own, experts = model.layer_parameters(routed)
+        met = own - 2 * model.hidden + experts * model.top_k / max(model.experts, 1)
+        assert sum(m * n * k * batch for m, n, k, batch in shapes) * mesh.tp == pytest.approx(met * of.tokens)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved:2", "zb-h1", "zbv"])
+def test_torch_gathers_a_stage_once_as_zero1_does(schedule: str) -> None:
+    job = ask().job(Layout(Mesh(pp=4, dp=2), 1, "none", "fsdp"))
+    one = plan_pipeline(job, named(schedule), even_cut(job, named(schedule)))
+    for row in schedule_csv(one.job, one.schedule, one.replay, "compute_only").splitlines():
+        actions = list(map(str, _add_unshard_reshard([_Action.from_str(cell) for cell in row.split(",")])))
+        stages = {cell[: cell.index("F")] for cell in row.split(",") if "F" in cell}
+        for what in ("UNSHARD", "RESHARD"):
+            assert sorted(a for a in actions if a[1:] == what) == sorted(stage + what for stage in stages)
 
 
 def test_what_ranks_divide() -> None:

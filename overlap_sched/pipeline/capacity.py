@@ -58,7 +58,7 @@ class CapacityPlan:
 
     @property
     def peak_bytes(self) -> int:
-        """Of the rank that holds most."""
+        """The most that a rank holds."""
         return max(peak.bytes for peak in self.planned.peaks)
 
 
@@ -90,7 +90,7 @@ def plan_capacity(question: Question, tell: Callable[[str], None] = lambda text:
 
 
 def measure_layout(question: Question, layout: Layout, of: NamedSchedule) -> CapacityPlan:
-    """What a layout reaches, whether it fits or not, and where its time goes; raises as :func:`even_cut`."""
+    """Return what a layout reaches, whether it fits or not, and where its time goes; raises as :func:`even_cut`."""
     job, model = question.job(layout), question.decoder
     planned = plan_pipeline(job, of, even_cut(job, of))
     without = {what: question.job(layout, what) for what in ("tp", "cp", "ep", "dp") if layout.mesh.along(what)[0] > 1}
@@ -175,7 +175,7 @@ def in_flight(of: NamedSchedule, ranks: int, micro_batches: int) -> list[np.ndar
 
 
 def exceeds_limit(placed: PipelineJob, saved: Sequence[np.ndarray]) -> bool:
-    """Whether static bytes and what is saved alone are more than a rank has."""
+    """Tell whether static bytes and what is saved are more than a rank has."""
     sizes, limits = [one.saved_bytes for one in placed.stages], placed.memory_limit_bytes or (inf,) * placed.ranks
     static = [sum(placed.stages[stage].static_bytes for stage in own) for own in placed.stages_of]
     return any((live @ sizes).max() + of > most for live, of, most in zip(saved, static, limits, strict=True))
@@ -188,6 +188,6 @@ def least_step_us(job: PipelineJob) -> float:
 
 
 def likely_fits(job: PipelineJob) -> bool:
-    """What 1F1B holds on its first rank, were all stages alike, is within the limit."""
+    """Tell whether what 1F1B holds on its first rank, were all stages alike, is within the limit."""
     held = sum(one.static_bytes + one.saved_bytes * min(job.micro_batches, job.ranks) for one in job.stages)
     return held <= sum(job.memory_limit_bytes or ())

@@ -101,7 +101,7 @@ class ModelDimensions(Table):
 
     @property
     def size(self) -> int:
-        """Of a head's queries, keys and values, without the rotary part of latent attention."""
+        """The size of a head's queries, keys and values, without the rotary part of latent attention."""
         return self.head or self.hidden // self.heads
 
     @property
@@ -145,7 +145,7 @@ class ModelDimensions(Table):
         return layers + (1 if self.tied else 2) * self.vocabulary * self.hidden + self.hidden
 
     def token_flops(self, sequence: int) -> float:
-        """Of forward and backward for one token: 6 for each weight that it meets, and causal attention."""
+        """Operations of forward and backward for one token: 6 for each weight that it meets, and causal attention."""
         found = 6.0 * self.vocabulary * self.hidden
         for routed, windowed in self.kinds:
             own, experts = self.layer_parameters(routed)
@@ -225,7 +225,7 @@ class LayerPrices:
 
     @property
     def tokens(self) -> int:
-        """Of a tensor-parallel group."""
+        """The tokens of a tensor-parallel group."""
         return self.layout.micro_batch * self.sequence // self.layout.mesh.cp
 
     def collective_us(self, op: str, nbytes: float, among: str) -> float:

@@ -27,13 +27,12 @@ def ask(**given: Any) -> Question:
 
 @pytest.mark.parametrize(
     ("name", "billions"),
-    [("llama-3-8b", 8.03), ("llama-3-70b", 70.6), ("llama-3-405b", 405.9), ("llama-2-13b", 13.0),
-     ("mixtral-8x7b", 46.7), ("mixtral-8x22b", 141),
-     ("qwen-3-30b", 30.5), ("qwen-3-235b", 235), ("gpt-oss-120b", 116.8), ("deepseek-v3", 671),
-     ("gpt-3-175b", 175), ("mt-nlg-530b", 530)],
+    [("llama-3-8b", 8.030), ("llama-3-70b", 70.554), ("llama-3-405b", 405.853), ("llama-2-13b", 13.016),
+     ("mixtral-8x7b", 46.703), ("mixtral-8x22b", 140.63), ("gpt-3-175b", 174.6), ("mt-nlg-530b", 529.6),
+     ("qwen-3-30b", 30.532), ("qwen-3-235b", 235.094), ("gpt-oss-120b", 116.83), ("deepseek-v3", 671.026)],
 )  # fmt: skip
 def test_parameters_as_published(name: str, billions: float) -> None:
-    assert read_model(name, "").parameters / 1e9 == pytest.approx(billions, rel=3e-3)
+    assert read_model(name, "").parameters / 1e9 == pytest.approx(billions, rel=5e-4)
 
 
 def test_operations_of_a_token() -> None:
@@ -43,8 +42,10 @@ def test_operations_of_a_token() -> None:
     assert model.token_flops(8192) == 6 * weights + 12 * model.layers * model.hidden * 4096
 
 
-def prices(mesh: Mesh, recompute: Recompute = "none", sharding: Sharding = "zero1") -> LayerPrices:
-    return LayerPrices(read_model(TINY, ""), read_cluster("dgx-h100"), Layout(mesh, 1, recompute, sharding), 2048)
+def prices(
+    mesh: Mesh, recompute: Recompute = "none", sharding: Sharding = "zero1", model: dict[str, Any] = TINY
+) -> LayerPrices:
+    return LayerPrices(read_model(model, ""), read_cluster("dgx-h100"), Layout(mesh, 1, recompute, sharding), 2048)
 
 
 @pytest.mark.parametrize("name", ["llama-3-8b", "mixtral-8x7b", "deepseek-v3", "gpt-oss-120b"])
@@ -72,6 +73,8 @@ def test_torch_gathers_a_stage_once_as_zero1_does(schedule: str) -> None:
 
 def test_what_ranks_divide() -> None:
     """Parameters, gradients and states of all ranks of a mesh add up to those of the model."""
+    routed = prices(Mesh(dp=4, ep=2), "none", "fsdp", TINY | {"experts": 8, "top_k": 2})
+    assert sum(one.static_bytes for one in routed.stages()) * 4 == pytest.approx(16 * routed.model.parameters, rel=1e-4)
     whole = read_model(TINY, "").parameters
     for mesh in (Mesh(), Mesh(dp=8), Mesh(dp=2, cp=2, tp=2)):
         held = sum(stage.static_bytes for stage in prices(mesh, "none", "fsdp").stages())
@@ -109,11 +112,14 @@ def test_rounds_repeat(schedule: str) -> None:
     assert estimate_us(job, named(schedule)) == pytest.approx(planned.replay.step_us, rel=2e-3)
 
 
-@pytest.mark.parametrize("limit", [80 * 10**9, 8 * 10**9])
+@pytest.mark.slow
+@pytest.mark.parametrize("limit", [80 * 10**9, 8 * 10**9, 0])
 @pytest.mark.parametrize("experts", [0, 8])
 def test_pruning_loses_nothing(limit: int, experts: int) -> None:
     model = TINY | ({"experts": experts, "top_k": 2, "ffn": 1408} if experts else {})
-    question = ask(model=model, memory_limit=limit, pp=(1, 2, 4), top=5, schedules=("1f1b", "interleaved:2", "zbv"))
+    asked = {"model": model, "pp": (1, 2, 4), "top": 5, "schedules": ("1f1b", "interleaved:2", "zbv")}
+    limit = limit or plan_capacity(ask(**asked))[0].peak_bytes - 1  # what the best lacks is not only what it saves
+    question = ask(**asked, memory_limit=limit)
     steps = defaultdict[object, list[float]](list)
     for layout in question.layouts():
         job = question.job(layout)

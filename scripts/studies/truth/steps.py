@@ -34,7 +34,7 @@ from overlap_sched.fx import Lifted, lift
 from overlap_sched.judge.validate import measure, violation
 from overlap_sched.pipeline.capacity import measure_layout
 from overlap_sched.pipeline.compare import named
-from overlap_sched.pipeline.dimensions import Layout, Mesh
+from overlap_sched.pipeline.dimensions import Layout, Mesh, Sharding
 from overlap_sched.pipeline.question import Question
 from overlap_sched.problem import Kind, Order, Problem
 from scripts.studies.truth.__main__ import cluster_of
@@ -161,10 +161,8 @@ def plan(row: dict[str, str], name: str, recompute: str) -> Row:
     """Plan a row of a model of ``overlap-sched capacity``."""
     pp, tp, cp, ep, vp = (int(row[key]) if row[key].isdigit() else 1 for key in ("pp", "tp", "cp", "ep", "vp"))
     number = {key: int(row[key]) for key in ("gpus", "global_batch", "sequence", "micro_batch")}
-    mesh, sharding = (
-        Mesh(pp, number["gpus"] // (pp * tp * cp), cp, tp, ep),
-        "zero1" if row["fsdp"] in ("", "0") else "fsdp",
-    )
+    mesh = Mesh(pp, number["gpus"] // (pp * tp * cp), cp, tp, ep)
+    sharding: Sharding = "zero1" if row["fsdp"] in ("", "0") else "fsdp"
     layout = Layout(mesh, number["micro_batch"], row["recompute"] or recompute, sharding)
     asked = {"format": "overlap-capacity/1", "model": name, "cluster": cluster_of(row).name, **number}
     question = convert(asked | {"micro_batch": [layout.micro_batch]}, Question)
@@ -239,18 +237,8 @@ def main() -> None:
             of = next((of for name, of in PLANNED.items() if row["model"].startswith(name)), None)
             found.append(predict(row) if of is None else plan(row, *of))
             print(f"{found[-1].model}, {found[-1].gpu}, {found[-1].mesh}: {found[-1].ratio:.2f}", file=sys.stderr)
-    heads = (
-        "source",
-        "model",
-        "GPU",
-        "GPUs: fsdp x tp, or pp x dp x cp x tp x ep",
-        "recompute",
-        "tokens/s/GPU",
-        "predicted",
-        "ratio",
-        "GiB",
-        "predicted",
-    )
+    mesh = "GPUs: fsdp x tp, or pp x dp x cp x tp x ep"
+    heads = ("source", "model", "GPU", mesh, "recompute", "tokens/s/GPU", "predicted", "ratio", "GiB", "predicted")
     cells = (
         (r.source, r.model, r.gpu, r.mesh, r.recompute, f"{r.published:,.0f}", f"{r.predicted:,.0f}", f"{r.ratio:.2f}",
          f"{r.published_gib:.1f}" if r.published_gib else "", f"{r.predicted_gib:.1f}")

@@ -330,7 +330,7 @@ def pipeline_peaks(job: PipelineJob, replay: PipelineReplay) -> tuple[RankPeak, 
 
 def _peak(levels: Sequence[_Level], items: tuple[RunItem, ...]) -> RankPeak:
     at_us, most, owner = max(levels, key=lambda level: level[1])
-    running = [run.item for run in items if run.start_us <= at_us and (at_us < run.end_us or run.start_us == at_us)]
+    running = [run.item for run in items if run.start_us <= at_us < run.end_us]
     return RankPeak(most, at_us, running[-1] if running else owner)
 
 

@@ -125,14 +125,13 @@ def read_input(source: Input, tell: Tell, wants: Collection[Want] = (), *, saves
     if loaded.profile is not None:
         print(shown(profile_table(loaded.profile)), file=sys.stderr)
     if saves:
-        save(source, loaded.problem, tell)
+        save(source, loaded.problem)
     return loaded
 
 
-def save(source: Input, problem: Problem, tell: Tell) -> None:
+def save(source: Input, problem: Problem) -> None:
     """Write what ``--save-problem`` asks for; gzipped where the name ends in ``.gz``."""
     if source.save_problem:
-        tell(f"writing {source.save_problem}")
         made = redact_problem(problem) if source.redact else problem
         write_file(source.save_problem, problem_bytes(made, gzipped=source.save_problem.endswith(".gz")))
 

@@ -10,9 +10,9 @@ from rich.table import Table
 
 from overlap_sched.cost.spread import gain_range
 from overlap_sched.errors import ProblemError
-from overlap_sched.judge.replay import Replay, replay
+from overlap_sched.judge.replay import replay
 from overlap_sched.options import Options, close_to, replayed_allocator
-from overlap_sched.problem import ANY_GROUP, MAX_TOTAL_BYTES, Kind, Order, Problem
+from overlap_sched.problem import ANY_GROUP, MAX_TOTAL_BYTES, Kind, NodeId, Order, Problem
 from overlap_sched.problem.contention import Contention
 from overlap_sched.problem.pins import BINDS_NOTHING, binds_nothing, pinned
 from overlap_sched.problem.precedence import launched_on
@@ -56,29 +56,24 @@ class Cause(Struct, frozen=True, forbid_unknown_fields=True):
 
 def causes(schedule: Schedule) -> tuple[Cause, ...]:
     """Return the causes that cost anything, the most expensive first; they add up to the exposed time of the step."""
-    problem, run = schedule.problem, replay(schedule.problem, schedule.order)
-    last_us, found = last_compute_us(problem, run), defaultdict[str, list[float]](list)
-    for decision in schedule.decisions:
-        for name, us in stalls_by_cause(problem, run, decision, last_us).items():
+    least_us, found = ROUNDING * schedule.scheduled.step_us, defaultdict[str, list[float]](list)
+    for stalls in stalls_by_cause(schedule).values():
+        for name, us in stalls.items():
             found[name].append(us)
-    made = (
-        Cause(name, sum(all_us), sum(us > ROUNDING * run.step_us for us in all_us)) for name, all_us in found.items()
-    )
+    made = (Cause(name, sum(all_us), sum(us > least_us for us in all_us)) for name, all_us in found.items())
     return tuple(sorted((one for one in made if one.exposed_us > 0), key=lambda one: (-one.exposed_us, one.name)))
 
 
-def stalls_by_cause(problem: Problem, timeline: Replay, decision: Decision, last_us: float) -> dict[str, float]:
-    """Return the stalls of one collective in microseconds, by cause; ``last_us`` is :func:`last_compute_us`."""
-    found = defaultdict[str, float](float)
-    for w in problem.waits.get(decision.collective, ()):
-        found[TAIL if timeline.at_us[w] >= last_us else decision.held_by] += timeline.stall_us[w]
-    return found
-
-
-def last_compute_us(problem: Problem, timeline: Replay) -> float:
-    """Return when the last compute node that takes time has run: a stall from then on is the tail."""
+def stalls_by_cause(schedule: Schedule) -> dict[NodeId, Mapping[str, float]]:
+    """Return the stalls of each collective in microseconds, by cause; from the last compute on, it is the tail."""
+    problem, run = schedule.problem, replay(schedule.problem, schedule.order)
     computing = (v for v, node in enumerate(problem.nodes) if node.kind is Kind.COMPUTE and node.time_us)
-    return max((timeline.finish_us[v] for v in computing), default=0.0)
+    last_us, found = max((run.finish_us[v] for v in computing), default=0.0), dict[NodeId, Mapping[str, float]]()
+    for decision in schedule.decisions:
+        found[decision.collective] = stalls = defaultdict[str, float](float)
+        for w in problem.waits.get(decision.collective, ()):
+            stalls[TAIL if run.at_us[w] >= last_us else decision.held_by] += run.stall_us[w]
+    return found
 
 
 def with_contention_line(text: str, contention: Contention) -> str:
@@ -192,11 +187,6 @@ def reserved_rows(found: Reserved | None, limit_bytes: int | None = None) -> "Ro
         return []
     limit = "" if limit_bytes is None else size(limit_bytes)
     return [(found.title, size(found.before), size(found.after), change(found.before, found.after), limit)]
-
-
-def reserved_lines(found: Reserved | None) -> list[str]:
-    """Return the same as a line of text; none where nothing was replayed."""
-    return [] if found is None else [f"{found.title} (replayed): {from_to(size(found.before), size(found.after))}"]
 
 
 def remarks(schedule: Schedule) -> list[str]:
@@ -410,8 +400,8 @@ Came = Literal["runs", "fails", "kept", "reordered"]
 
 def verdict(
     schedule: Schedule, original: Problem, reserved: Reserved | None, fits: bool | None = None
-) -> tuple[Came, str]:
-    """Return what came of a schedule, and all that matters in a sentence.
+) -> tuple[Came, str, str]:
+    """Return what came of a schedule, the same in words, and its figures.
 
     Args:
         schedule: What to tell of.
@@ -426,8 +416,8 @@ def verdict(
     elif fits is not None or limit is not None:
         came = "runs" if (not schedule.short_bytes if fits is None else fits) else "fails"
     into = size(schedule.budget_bytes if limit is None else limit)
-    end = {"runs": f", and it fits into {into}", "fails": f", but it does not fit into {into}"}.get(came, "")
-    return came, f"{'; '.join(figures_text(summary_rows(schedule, reserved)))}{end}."
+    fit = {"runs": f"Fits into {into}", "fails": f"Does not fit into {into}", "kept": "Original order kept"}
+    return came, fit.get(came, "Reordered"), "; ".join(figures_text(summary_rows(schedule, reserved)))
 
 
 def figures_text(rows: Rows) -> list[str]:

@@ -27,7 +27,7 @@ from overlap_sched.report.page import Extras, extras_of_fit, write_page
 from overlap_sched.report.pictures import plot_memory, plot_schedule
 from overlap_sched.report.table import align_rows, captioned_table, complain
 from overlap_sched.report.trace import write_trace
-from overlap_sched.report.units import change, count, duration, printable, size
+from overlap_sched.report.units import count, duration, printable, size
 from overlap_sched.report.words import schedule as words
 from overlap_sched.report.words.graph import peak_text
 from overlap_sched.report.words.rewrites import answer_line, points_table, rewrites_table, rewrites_text
@@ -254,8 +254,8 @@ def _addresses_json(problem: Problem, plan: AddressPlan) -> bytes:
 def _table(plan: MemoryPlan, addresses: AddressPlan | None, reserved: words.Reserved | None) -> Table:
     problem = plan.problem
     proven = "optimal: no order has a lower peak" if plan.optimal else f"at most {100 * plan.gap:.2f} % above the best"
-    peak = (plan.original_bytes, plan.peak_bytes)
-    rows = [("peak", *map(size, peak), change(*peak), size(plan.bound_bytes)), *words.reserved_rows(reserved)]
+    peak = words.change_row("peak", size, plan.original_bytes, plan.peak_bytes, size(plan.bound_bytes))
+    rows = [peak, *words.reserved_rows(reserved)]
     if addresses is not None:
         rows.append(("one arena", "", size(addresses.arena_bytes), "", size(addresses.peak_bytes)))
         rows.append(("fragmentation", "", f"{100 * addresses.fragmentation:.2f} %"))

@@ -1,7 +1,7 @@
 """A schedule in words: figures and a table, why each collective is where it is, what came of it, and why not more."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
@@ -135,12 +135,12 @@ class Reserved(NamedTuple):
     """Bytes reserved on a device without a limit.
 
     Attributes:
-        before, after: For the original order, and for the new one.
+        original_reserved_bytes, reserved_bytes: For the original order, and for the new one.
         settings: Of the allocator.
     """
 
-    before: int
-    after: int
+    original_reserved_bytes: int
+    reserved_bytes: int
     settings: AllocatorSettings
 
     @property
@@ -181,12 +181,19 @@ def reserved_of(schedule: Schedule, original: Problem | None = None) -> Reserved
     return reserved_for(schedule.problem, schedule.order, schedule.options, original)
 
 
-def reserved_rows(found: Reserved | None, limit_bytes: int | None = None) -> "Rows":
-    """Return the row of a table: original, scheduled, change, and the limit, if there is one."""
-    if found is None:
-        return []
-    limit = "" if limit_bytes is None else size(limit_bytes)
-    return [(found.title, size(found.before), size(found.after), change(found.before, found.after), limit)]
+Rows = list[tuple[str, ...]]
+
+
+def change_row(what: str, shown: Callable[..., str], before: float, after: float, limit: str = "") -> tuple[str, ...]:
+    """Return cells: what is looked at, original, scheduled, change, limit."""
+    return what, shown(before), shown(after), change(before, after), limit
+
+
+def reserved_rows(found: Reserved | None, limit_bytes: int = 0) -> Rows:
+    """Return the row of a table; ``limit_bytes``: of the device, where there is a limit."""
+    return (
+        [] if found is None else [change_row(found.title, size, *found[:2], size(limit_bytes) if limit_bytes else "")]
+    )
 
 
 def remarks(schedule: Schedule) -> list[str]:
@@ -224,9 +231,6 @@ def gap_percent(step_us: float, bound_us: float) -> float:
     return 0.0 if abs(gap) < 1e-7 else gap
 
 
-Rows = list[tuple[str, ...]]
-
-
 def summary(schedule: Schedule, rows: Rows) -> Table:
     """Return a table of :func:`summary_rows` for :mod:`rich` to print."""
     problem = schedule.problem
@@ -253,7 +257,7 @@ def conditions(schedule: Schedule) -> str:
 
 def summary_rows(
     schedule: Schedule,
-    reserved: "Reserved | None",
+    reserved: Reserved | None,
     gain: tuple[float, float] | None = None,
     device_bytes: int = 0,
 ) -> Rows:
@@ -266,13 +270,11 @@ def summary_rows(
         device_bytes: Of the device, where no limit is asked for; 0: not known.
     """
     before, after = schedule.original, schedule.scheduled
-    bound_us, budget_bound = schedule.lower_bound_us, schedule.budget_bound_us
-    step, exposed = (before.step_us, after.step_us), (before.exposed_us, after.exposed_us)
-    peak = (before.peak_bytes, after.peak_bytes)
+    bound_us, budget_bound, step = schedule.lower_bound_us, schedule.budget_bound_us, (before.step_us, after.step_us)
     rows: Rows = [
-        ("step", *map(duration, step), change(*step), duration(bound_us)),
-        ("exposed", *map(duration, exposed), change(*exposed)),
-        ("peak memory", *map(size, peak), change(*peak), size(schedule.budget_bytes)),
+        change_row("step", duration, *step, duration(bound_us)),
+        change_row("exposed", duration, before.exposed_us, after.exposed_us),
+        change_row("peak memory", size, before.peak_bytes, after.peak_bytes, size(schedule.budget_bytes)),
         ("gap to the lower bound", *(f"{gap_percent(us, bound_us):.1f} %" for us in step)),
     ]
     if budget_bound > bound_us * (1 + ROUNDING):
@@ -280,7 +282,7 @@ def summary_rows(
         rows.append(("... within the budget", *gaps, "", duration(budget_bound)))
     if gain is not None:
         rows.append(("speed (9 of 10 draws)", "1.0x", gain_text(*step, gain)))
-    return rows + reserved_rows(reserved, schedule.memory_limit_bytes or device_bytes or None)
+    return rows + reserved_rows(reserved, schedule.memory_limit_bytes or device_bytes)
 
 
 def gain_of(schedule: Schedule, original: Problem | None = None) -> tuple[float, float] | None:

@@ -3,10 +3,8 @@
 Only a dump imports torch, and only when there is one.
 """
 
-import gzip
 import importlib
 import sys
-import zlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -21,10 +19,10 @@ from overlap_sched.cost.collectives import model_of
 from overlap_sched.cost.placement import ranks_along
 from overlap_sched.cost.plausible import question_step
 from overlap_sched.cost.profile import Profile, RankTrace, apply_profile, read_traces
-from overlap_sched.errors import OptionsError, ProblemError
+from overlap_sched.errors import OptionsError
 from overlap_sched.options import Options
 from overlap_sched.problem import Problem
-from overlap_sched.problem.file import GZIP, nameable, problem_bytes, read_problem, redact_problem
+from overlap_sched.problem.file import problem_bytes, read_problem, redact_problem
 from overlap_sched.problem.pins import pinned
 from overlap_sched.report.files import write_file
 from overlap_sched.report.table import complain, shown
@@ -125,14 +123,13 @@ def read_input(source: Input, tell: Tell, wants: Collection[Want] = (), *, saves
     if loaded.profile is not None:
         print(shown(profile_table(loaded.profile)), file=sys.stderr)
     if saves:
-        save(source, loaded.problem, tell)
+        save(source, loaded.problem)
     return loaded
 
 
-def save(source: Input, problem: Problem, tell: Tell) -> None:
+def save(source: Input, problem: Problem) -> None:
     """Write what ``--save-problem`` asks for; gzipped where the name ends in ``.gz``."""
     if source.save_problem:
-        tell(f"writing {source.save_problem}")
         made = redact_problem(problem) if source.redact else problem
         write_file(source.save_problem, problem_bytes(made, gzipped=source.save_problem.endswith(".gz")))
 
@@ -186,32 +183,11 @@ def _traces(source: Input, tell: Tell) -> list[RankTrace]:
 
 
 def is_dump(path: str) -> bool:
-    """Tell whether a path is a dump: by name where that is clear, else by content.
-
-    A problem starts with ``{``, compressed or not.
-    """
+    """Tell whether a path is named like a dump; else it is a problem file."""
     name = path.lower().removesuffix(".gz")
-    if name.endswith(".json") or _head(path).lstrip().startswith(b"{"):
-        return False
-    if name.endswith(_DUMP_SUFFIXES):
-        return True
-    raise ProblemError(
-        f"{path}: is neither a problem file (JSON, plain or gzipped) nor named like a graph dump "
-        f"({', '.join(_DUMP_SUFFIXES)}). Check the path or rename it."
-    )
-
-
-def _head(path: str) -> bytes:
-    """Return the first bytes, uncompressed; empty where a gzip stream is broken (its reader will say how)."""
-    try:
-        with open(nameable(path), "rb") as plain:
-            if plain.peek(2)[:2] != GZIP:
-                return plain.read(64)
-            return gzip.GzipFile(fileobj=plain).read(64)
-    except (EOFError, gzip.BadGzipFile, zlib.error):
-        return b""
-    except OSError as error:
-        raise ProblemError(f"{path}: cannot be read ({error.strerror}). Check the path.") from None
+    if not name.endswith((".json", *_DUMP_SUFFIXES)):
+        complain(f"note: {path} is read as a problem file; graph dumps are named {', '.join(_DUMP_SUFFIXES)}")
+    return name.endswith(_DUMP_SUFFIXES)
 
 
 @no_collection()

@@ -27,7 +27,7 @@ from overlap_sched.report.page import Extras, extras_of_fit, write_page
 from overlap_sched.report.pictures import plot_memory, plot_schedule
 from overlap_sched.report.table import align_rows, captioned_table, complain
 from overlap_sched.report.trace import write_trace
-from overlap_sched.report.units import change, count, duration, printable, size
+from overlap_sched.report.units import count, duration, printable, size
 from overlap_sched.report.words import schedule as words
 from overlap_sched.report.words.graph import peak_text
 from overlap_sched.report.words.rewrites import answer_line, points_table, rewrites_table, rewrites_text
@@ -60,13 +60,13 @@ def scheduled(command: arguments.Rewriting, tell: Tell) -> tuple[Loaded, Schedul
             "FILE_OR_NAME says otherwise; without --rewrites the file's own times count"
         )
     made = plan(problem, prices, wanted, loaded.alike, refuses=loaded.refuses)
-    save_rewritten(command, getattr(command, "out", None), made.schedule.problem, bool(made.rewrites), tell)
+    save_rewritten(command, getattr(command, "out", None), made.schedule.problem, bool(made.rewrites))
     return loaded, made.schedule, made
 
 
-def save_rewritten(command: arguments.Input, out: str | None, problem: Problem, rewritten: bool, tell: Tell) -> None:
+def save_rewritten(command: arguments.Input, out: str | None, problem: Problem, rewritten: bool) -> None:
     """Save the graph that the order found is of, or say that only this file would tell which it is."""
-    save(command, problem, tell)
+    save(command, problem)
     if out and rewritten and not command.save_problem:
         complain("note: the order is of the rewritten graph: write that, too, with --save-problem OUT.json")
 
@@ -90,17 +90,13 @@ def run_plan(command: arguments.PlanCommand, tell: Tell) -> Printed:
     if command.out:
         write_order(command.out, result.problem, result.order)
     if command.plot:
-        tell(f"drawing {command.plot}")
         plot_schedule(result, command.plot)
     if command.trace:
-        tell(f"writing {command.trace}")
         write_trace(result, command.trace, original=original)
-    tell("replaying the caching allocator")
+    tell("computing figures")
     reserved = words.reserved_of(result, original)
     code = 1 if fell_back(result, made) else 4 if result.short_bytes else 0
-    tell("drawing prices")
     gain = words.gain_of(result, original)
-    tell("computing the lower bound")
     if command.json:
         prices = prices_of(command, loaded, rewrites=made is not None)
         return answers.as_json(answers.plan_answer(result, made, reserved, prices, gain)), code
@@ -122,8 +118,8 @@ def run_explain(command: arguments.ExplainCommand, tell: Tell) -> Printed:
     _, result, made = scheduled(command, tell)
     code = int(fell_back(result, made))
     if command.peak:
-        peak, reserved = explain_peak(result.problem, result.order), words.reserved_lines(words.reserved_of(result))
-        lines = [peak_text(peak), *reserved]
+        peak, reserved = explain_peak(result.problem, result.order), words.reserved_rows(words.reserved_of(result))
+        lines = [peak_text(peak), *words.figures_text(reserved)]
         return (words.with_contention_line("\n".join(lines), result.problem.contention),), code
     if command.json:
         return answers.as_json(answers.explain_answer(result, command.collective, top)), code
@@ -156,7 +152,6 @@ def run_report(command: arguments.ReportCommand, tell: Tell) -> Printed:
     original, beside = result.problem if made is None else made.without.problem, None
     if command.beside is not None:
         beside = (Path(command.beside).name.removesuffix(".json"), read_order(command.beside, original))
-    tell(f"writing {command.html}")
     prices = prices_of(command, loaded, rewrites=made is not None)
     write_page(result, command.html, Extras(made, beside, command=command.given, prices=prices))
     return (f"{command.html}: written; open it in a browser",), int(fell_back(result, made))
@@ -200,11 +195,10 @@ def run_fit(command: arguments.FitCommand, tell: Tell) -> Printed:
     if command.out:
         write_order(command.out, best.problem, best.order)
     if command.html:
-        tell(f"writing {command.html}")
         schedule, extras = extras_of_fit(found)
         extras = replace(extras, command=command.given, prices=prices_of(command, loaded))
         write_page(schedule, command.html, extras)
-    save_rewritten(command, command.out, best.problem, bool(best.rewrites), tell)
+    save_rewritten(command, command.out, best.problem, bool(best.rewrites))
     code = 1 if found.fell_back is not None else 0 if found.fits else 4
     if command.json:
         return answers.as_json(answers.fit_answer(found)), code
@@ -234,13 +228,11 @@ def run_memory(command: arguments.MemoryCommand, tell: Tell) -> Printed:
         plan = best_order(problem, command.preserve_collective_order, command.effort)
     addresses = None
     if command.addresses:
-        tell("placing storages")
         addresses = plan_addresses(problem, plan.order, command.align, command.effort)
         write_file(command.addresses, _addresses_json(problem, addresses))
     if command.out:
         write_order(command.out, problem, plan.order)
     if command.plot:
-        tell(f"drawing {command.plot}")
         plot_memory(plan, command.plot)
     reserved = words.reserved_for(problem, plan.order)
     if command.json:
@@ -262,8 +254,8 @@ def _addresses_json(problem: Problem, plan: AddressPlan) -> bytes:
 def _table(plan: MemoryPlan, addresses: AddressPlan | None, reserved: words.Reserved | None) -> Table:
     problem = plan.problem
     proven = "optimal: no order has a lower peak" if plan.optimal else f"at most {100 * plan.gap:.2f} % above the best"
-    peak = (plan.original_bytes, plan.peak_bytes)
-    rows = [("peak", *map(size, peak), change(*peak), size(plan.bound_bytes)), *words.reserved_rows(reserved)]
+    peak = words.change_row("peak", size, plan.original_bytes, plan.peak_bytes, size(plan.bound_bytes))
+    rows = [peak, *words.reserved_rows(reserved)]
     if addresses is not None:
         rows.append(("one arena", "", size(addresses.arena_bytes), "", size(addresses.peak_bytes)))
         rows.append(("fragmentation", "", f"{100 * addresses.fragmentation:.2f} %"))

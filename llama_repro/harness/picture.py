@@ -1,14 +1,11 @@
 """Two pictures of a graph: ours before and after, and memory over time: the original order, torch's and ours."""
 
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from llama_repro.harness.judge import DEFAULT_CAPS, ORIGINAL
 from llama_repro.harness.measure import HEAPS, OURS, Measured
 from overlap_sched.report.colours import AFTER, BEFORE, EXPOSED, INK, LIMIT
-from overlap_sched.report.pictures import BINS, highest, new_figure, plot_schedule, write_picture
+from overlap_sched.report.pictures import draw_memory, new_figure, plot_schedule, write_picture
 from overlap_sched.report.timeline import timeline
 from overlap_sched.report.units import change, duration, size
 
@@ -41,14 +38,10 @@ def _draw_peaks(measured: Measured, path: Path) -> None:
         if entry.name not in colours or (entry.name in OURS and entry.model != model):
             continue
         line, row = timeline(problem, entry.order), entry.rows[model]
-        edges = np.linspace(0.0, line.step_us, BINS + 1)
         label = f"{entry.name}: {duration(row.step_us)}, {size(row.peak_bytes)}"
-        style: dict[str, Any] = {"fill": True, "linewidth": 0}
-        if entry.name != ORIGINAL:
-            label += f" ({change(peak, row.peak_bytes)})"
-            style = {"baseline": None, "linewidth": 1.3}
-        heights = highest(line.memory, edges) / 2**30
-        axes.stairs(heights, edges / 1e3, color=colours[entry.name], label=label, **style)
+        label += "" if entry.name == ORIGINAL else f" ({change(peak, row.peak_bytes)})"
+        look = {"color": colours[entry.name], "label": label, "fill": entry.name == ORIGINAL}
+        draw_memory(axes, line.memory, line.step_us, (1e3, 2**30), **look)
     axes.axhline(peak / 2**30, color=LIMIT, linewidth=1, linestyle="--", label="peak of the original order")
     axes.set_xlim(0, max(entry.row.step_us for entry in measured.entries) / 1e3)
     axes.set_ylim(0, 1.3 * axes.get_ylim()[1])

@@ -177,12 +177,12 @@ class Input(InputLimits):
     def __post_init__(self) -> None:
         refuse(
             (not 0 <= self.comm_scale < math.inf, f"--comm-scale is {self.comm_scale}; it is a factor, 0 or more."),
-            (self.cluster is not None and self.device is not None,
-             f"--device {self.device}: cluster {self.cluster} has its own device. Leave one of the two out, or write a "
-             "cluster file with another device."),
-            (self.redact and self.save_problem is None,
-             "--redact changes what --save-problem writes: give --save-problem OUT.json, too."),
-        )  # fmt: skip
+            (
+                self.cluster and self.device,
+                f"--cluster {self.cluster} has its own device. Leave --device out.",
+            ),
+            (self.redact and not self.save_problem, "--redact is for --save-problem OUT.json: give that, too."),
+        )
         _ = self.contention
 
     @property
@@ -205,13 +205,11 @@ class Rewriting(Input):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        rewrites = self.options.rewrites
         refuse(
-            (self.options.rewrites and self.profile,
-             "--rewrites: merged collectives are in no trace, so that measured and predicted times do not compare. "
-             "Leave --profile out."),
-            (self.options.rewrites and self.order,
-             "--order is one of the graph as it is, --rewrites changes it. Leave out one of the two."),
-        )  # fmt: skip
+            (rewrites and self.profile, "--rewrites: merged collectives are in no trace. Leave --profile out."),
+            (rewrites and self.order, "--order is of the graph as it is, --rewrites changes it. Leave one out."),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,15 +248,13 @@ class ExplainCommand(Rewriting):
         super().__post_init__()
         listed, one = self.top is not None or self.all, self.collective is not None
         given, what = "--peak" if self.peak else "--costs", "nodes" if self.costs else "collectives"
+        as_it_is = self.options.rewrites and (self.peak or self.costs)
         refuse(
-            (self.options.rewrites and (self.peak or self.costs),
-             f"{given} explains the graph as it is, --rewrites changes it. Leave out one of the two."),
+            (as_it_is, f"{given} explains the graph as it is, --rewrites changes it. Leave one out."),
             ((self.top or 0) < 0, f"--top is {self.top}; it is a number of {what}, 0 or more."),
-            (self.costs and one, "--costs lists nodes by their times, and one collective is named. Leave out one."),
-            (one and listed, "--top and --all list several collectives, but one is named. Leave out one."),
-            (self.peak and (self.json or one or listed),
-             "--peak explains memory, not collectives. Leave out COLLECTIVE, --top, --all and --json."),
-        )  # fmt: skip
+            (one and (self.costs or listed), "--costs, --top and --all list several, but one is named. Leave one out."),
+            (self.peak and (self.json or one or listed), "--peak has no COLLECTIVE, --top, --all nor --json."),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

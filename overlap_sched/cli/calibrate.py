@@ -6,7 +6,7 @@ from itertools import product, starmap
 from typing import TYPE_CHECKING
 
 from overlap_sched.cli.arguments import CalibrateCommand, Input
-from overlap_sched.cli.input import Printed, is_dump, load, torch_for
+from overlap_sched.cli.input import Printed, is_dump, load
 from overlap_sched.cost.cluster import cluster_from_tables, cluster_text
 from overlap_sched.cost.table import KINDS
 from overlap_sched.errors import DumpGroupError
@@ -24,10 +24,10 @@ _LARGEST = {"cpu": 2**26, "cuda": 2**30}
 
 def run_calibrate(command: CalibrateCommand, tell: Callable[[str], object]) -> Printed:
     """Measure; what to print, on rank 0: the others print nothing (``""``)."""
-    with torch_for("calibrate needs torch: pip install 'overlap_sched[torch]' ."):
-        import torch
+    import torch
 
-        from overlap_sched.distributed.calibration import join_ranks, measure
+    from overlap_sched.distributed.calibration import join_ranks, measure
+
     with join_ranks(command.device) as here:
         tables, failed = measure(here, *requests_of(command, here, tell), tell)
         if here.rank:
@@ -78,10 +78,7 @@ def _graph(path: str) -> "tuple[Problem, Lifted | None]":
     try:
         lifted = lift(load_dump(path).gm)
     except DumpGroupError as error:
-        fault = str(error).partition(" Give ")[0]
-        raise DumpGroupError(
-            f"{fault} Here --group divides the ranks that measure. Write a problem file with the sizes "
-            f"(overlap-sched plan {path} --group NAME=SIZE --save-problem problem.json) and give that, for its "
-            "collectives; kernels are measured by a grid of shapes, without --graph."
-        ) from None
+        fault, problem = str(error).partition(" Give ")[0], "--group NAME=SIZE --save-problem OUT.json"
+        hint = f"Give a problem file (overlap-sched plan {path} {problem}), for its collectives."
+        raise DumpGroupError(f"{fault} Here --group divides the ranks that measure. {hint}") from None
     return lifted.problem, lifted

@@ -39,7 +39,7 @@ GONE_COMMANDS = {
     "whatif": "ask `overlap-sched sweep GRAPH --vary network=0.25..4`",
 }
 """Commands that there were once, and what to do instead."""
-_MODULES = dict.fromkeys(("explain", "report", "schema", "demo"), "plan")
+_MODULES = dict.fromkeys(("fit", "explain", "report", "memory", "schema", "demo"), "plan")
 FELL_BACK, BAD_INPUT, BUG, INTERRUPTED, BROKEN_PIPE = 1, 2, 70, 130, 141
 
 
@@ -68,7 +68,10 @@ def _main(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         _complain("interrupted")
         return INTERRUPTED
-    except Exception:
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == "torch":
+            _complain("error: graph dumps and calibrate need torch: pip install 'overlap_sched[torch]'")
+            return BAD_INPUT
         traceback.print_exc()
         _complain("this is a bug in overlap_sched: please report the lines above, and the input if you can")
         return BUG

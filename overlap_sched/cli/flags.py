@@ -14,6 +14,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache, partial
+from itertools import pairwise
 from types import NoneType
 from typing import Annotated, Any, Literal, NamedTuple, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
@@ -205,15 +206,11 @@ def parse(command: type[Command], name: str, summary: str, arguments: Sequence[s
 @cache
 def _texts(owner: type) -> dict[str, str]:
     """Return the text below each field of a class."""
-    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
-    assert isinstance(tree, ast.ClassDef)
+    tree: Any = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0]
     return {
-        field.target.id: " ".join(str(text.value.value).split())
-        for field, text in zip(tree.body, tree.body[1:], strict=False)
-        if isinstance(field, ast.AnnAssign)
-        and isinstance(field.target, ast.Name)
-        and isinstance(text, ast.Expr)
-        and isinstance(text.value, ast.Constant)
+        field.target.id: " ".join(str(text.value.value).split())  # type: ignore[attr-defined, union-attr]
+        for field, text in pairwise(tree.body)
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
     }
 
 

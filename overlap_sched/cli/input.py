@@ -3,12 +3,9 @@
 Only a dump imports torch, and only when there is one.
 """
 
-import gzip
 import importlib
 import sys
-import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -22,10 +19,10 @@ from overlap_sched.cost.collectives import model_of
 from overlap_sched.cost.placement import ranks_along
 from overlap_sched.cost.plausible import question_step
 from overlap_sched.cost.profile import Profile, RankTrace, apply_profile, read_traces
-from overlap_sched.errors import MissingExtraError, OptionsError, ProblemError
+from overlap_sched.errors import OptionsError
 from overlap_sched.options import Options
 from overlap_sched.problem import Problem
-from overlap_sched.problem.file import GZIP, nameable, problem_bytes, read_problem, redact_problem
+from overlap_sched.problem.file import problem_bytes, read_problem, redact_problem
 from overlap_sched.problem.pins import pinned
 from overlap_sched.report.files import write_file
 from overlap_sched.report.table import complain, shown
@@ -108,16 +105,12 @@ def options_for(source: Input, options: Options, problem: Problem) -> Options:
     """Return how to schedule a problem, in its memory model unless one is given."""
     asked = replace(options, memory_model=source.memory_model or problem.memory_model)
     for one in pinned(problem, asked.pins)[: len(asked.pins)]:  # others are of nodes, and perhaps for another graph
-        nothing_there = one.pin.rule.startswith("not ") and not one.anchors
-        if not one.nodes or nothing_there:
-            what = f"nothing computes in {one.pin.of}" if nothing_there else "it is about no node"
-            operators = sorted({problem.nodes[v].op for v in problem.collectives})
+        if not one.nodes or (one.pin.rule.startswith("not ") and not one.anchors):
+            operators = ", ".join(sorted({problem.nodes[v].op for v in problem.collectives})) or "none"
             modules = sorted({node.module for node in problem.nodes if node.module})
-            raise OptionsError(
-                f"--pins {one.pin.text!r}: {what} of {problem.name}. Its collectives are "
-                f"{', '.join(operators) or 'none'}. Its modules are "
-                f"{', '.join([*modules[:8], *['...'][: len(modules) > 8]]) or 'none'}."
-            )
+            some = ", ".join([*modules[:8], *["..."] * (len(modules) > 8)]) or "none"
+            it = f"--pins {one.pin.text!r} is about nothing in {problem.name}"
+            raise OptionsError(f"{it}: its collectives are {operators}, its modules {some}.")
     return asked
 
 
@@ -130,14 +123,13 @@ def read_input(source: Input, tell: Tell, wants: Collection[Want] = (), *, saves
     if loaded.profile is not None:
         print(shown(profile_table(loaded.profile)), file=sys.stderr)
     if saves:
-        save(source, loaded.problem, tell)
+        save(source, loaded.problem)
     return loaded
 
 
-def save(source: Input, problem: Problem, tell: Tell) -> None:
+def save(source: Input, problem: Problem) -> None:
     """Write what ``--save-problem`` asks for; gzipped where the name ends in ``.gz``."""
     if source.save_problem:
-        tell(f"writing {source.save_problem}")
         made = redact_problem(problem) if source.redact else problem
         write_file(source.save_problem, problem_bytes(made, gzipped=source.save_problem.endswith(".gz")))
 
@@ -191,55 +183,23 @@ def _traces(source: Input, tell: Tell) -> list[RankTrace]:
 
 
 def is_dump(path: str) -> bool:
-    """Tell whether a path is a dump: by name where that is clear, else by content.
-
-    A problem starts with ``{``, compressed or not.
-    """
+    """Tell whether a path is named like a dump; else it is a problem file."""
     name = path.lower().removesuffix(".gz")
-    if name.endswith(".json") or _head(path).lstrip().startswith(b"{"):
-        return False
-    if name.endswith(_DUMP_SUFFIXES):
-        return True
-    raise ProblemError(
-        f"{path}: is neither a problem file (JSON, plain or gzipped) nor named like a graph dump "
-        f"({', '.join(_DUMP_SUFFIXES)}). Check the path or rename it."
-    )
-
-
-def _head(path: str) -> bytes:
-    """Return the first bytes, uncompressed; empty where a gzip stream is broken (its reader will say how)."""
-    try:
-        with open(nameable(path), "rb") as plain:
-            if plain.peek(2)[:2] != GZIP:
-                return plain.read(64)
-            return gzip.GzipFile(fileobj=plain).read(64)
-    except (EOFError, gzip.BadGzipFile, zlib.error):
-        return b""
-    except OSError as error:
-        raise ProblemError(f"{path}: cannot be read ({error.strerror}). Check the path.") from None
-
-
-@contextmanager
-def torch_for(message: str) -> Iterator[None]:
-    """Say what needs torch where an import within fails for want of it."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.split(".")[0] != "torch":
-            raise
-        raise MissingExtraError(message) from None
+    if not name.endswith((".json", *_DUMP_SUFFIXES)):
+        complain(f"note: {path} is read as a problem file; graph dumps are named {', '.join(_DUMP_SUFFIXES)}")
+    return name.endswith(_DUMP_SUFFIXES)
 
 
 @no_collection()
 def _load_dump(source: Input, tell: Tell, wants: Collection[Want]) -> Loaded:
-    with torch_for(f"{source.problem} is a graph dump, and reading it needs torch: pip install 'overlap_sched[torch]'"):
-        from overlap_sched.dump import load_dump, sizes_to_give
-        from overlap_sched.fx import lift
-        from overlap_sched.fx.dimensions.candidates import expert_fissions, fission_candidates
-        from overlap_sched.fx.fitting import batch_fissions
-        from overlap_sched.fx.profile import lifted_with_profile
-        from overlap_sched.fx.rewrites import alike_of, rerunnable
-        from overlap_sched.fx.rewrites.apply import refusals_in
+    from overlap_sched.dump import load_dump, sizes_to_give
+    from overlap_sched.fx import lift
+    from overlap_sched.fx.dimensions.candidates import expert_fissions, fission_candidates
+    from overlap_sched.fx.fitting import batch_fissions
+    from overlap_sched.fx.profile import lifted_with_profile
+    from overlap_sched.fx.rewrites import alike_of, rerunnable
+    from overlap_sched.fx.rewrites.apply import refusals_in
+
     device = device_named(source.device or H100.name)
     # of traces none is assumed: what they measured is slower by contention already, and is not to be slowed again
     named = ASSUMED.get(device.name) if source.cluster is None and not source.profile else source.cluster
@@ -248,12 +208,9 @@ def _load_dump(source: Input, tell: Tell, wants: Collection[Want]) -> Loaded:
         try:
             importlib.import_module(package)
         except (Exception, SystemExit) as error:  # it may fail in any way, and none of them is ours
-            ends = isinstance(error, SystemExit)
-            why = "it ends the program (sys.exit)" if ends else " ".join(str(error).split()) or type(error).__name__
-            raise OptionsError(
-                f"--import {package}: it cannot be imported ({why}). Name the module that registers the operators, "
-                "and install it here."
-            ) from None
+            why = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            hint = "Name the module that registers the operators, and install it here."
+            raise OptionsError(f"--import {package}: it cannot be imported ({why}). {hint}") from None
     mesh = mesh_of(source) or (() if cluster is None else cluster.mesh)
     groups = {name: ranks_along(mesh, value) if isinstance(value, str) else value for name, value in source.group}
     dump = load_dump(

@@ -7,5 +7,5 @@
 - :mod:`~overlap_sched.pipeline.judge`: whether a schedule is allowed, and what none can beat; shares only the data.
 - :mod:`~overlap_sched.pipeline.best`: the shortest schedule within a memory limit per rank::
 
-    layouts x policies --greedy--> schedules that fit --improve--> the shortest --exact (ortools)--> proved, or a bound
+    layouts x cuts --named, blocks--> schedules that fit --improve--> the shortest --exact--> proved, or a bound
 """

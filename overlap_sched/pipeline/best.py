@@ -1,29 +1,33 @@
 """The shortest schedule of a job that is found within its memory limits, its stages laid out and cut in several ways.
 
 Per layout: cuts as equal as may be and as written, with what has to be recomputed for so many micro-batches in flight
-(:mod:`~overlap_sched.pipeline.cuts`). Per cut: the named schedules that it may have, those of a list scheduler by
-several policies, and, of two stages per rank within limits, repeated blocks (:mod:`~overlap_sched.pipeline.blocks`). Of
-the cuts whose schedules are shortest, some schedules are improved; small jobs are solved exactly, where OR-tools is
-installed.
+(:mod:`~overlap_sched.pipeline.cuts`). Per cut: the named schedules that it may have, and repeated
+blocks (:mod:`~overlap_sched.pipeline.blocks`). Of the cuts whose schedules are shortest, some schedules are improved;
+small jobs are solved exactly, where OR-tools is installed.
 """
 
-from collections.abc import Callable
+from bisect import insort
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
 from math import inf
+from typing import NamedTuple
 
 from overlap_sched.errors import PipelineError
-from overlap_sched.pipeline.blocks import try_blocks
+from overlap_sched.pipeline.action import PipelineSchedule
+from overlap_sched.pipeline.blocks import BLOCKS, WAYS, block_orders, time_in_slots
 from overlap_sched.pipeline.compare import FEW, PlannedPipeline, measure_schedule, stages_per_rank
 from overlap_sched.pipeline.cuts import UnitCut, best_cut, unit_cuts
 from overlap_sched.pipeline.exact import exact_pipeline, solvable
-from overlap_sched.pipeline.greedy import ScheduleSearch
+from overlap_sched.pipeline.greedy import greedy_schedule
 from overlap_sched.pipeline.improve import SAME, improve_schedule
 from overlap_sched.pipeline.job import PipelineJob, recompute_stages
-from overlap_sched.pipeline.judge import limited_bound_us
+from overlap_sched.pipeline.judge import limited_bound_us, violation
 from overlap_sched.pipeline.layout import FOLDED, MIRRORED, TWO_WAVES, StageLayout
 from overlap_sched.pipeline.named import NAMED, interleaved_in, lay_out_named
-from overlap_sched.pipeline.replay import least_part, with_updates
+from overlap_sched.pipeline.replay import PipelineClock, excess_bytes, least_part, with_updates
 
 FOUND = "found"
 """How the schedule is called."""
@@ -31,8 +35,10 @@ IMPROVED, IMPROVED_CUTS = 3, 3
 """So many of a cut's schedules are improved, and of so many cuts, the shortest first."""
 TIMED_ACTIONS, MOST_TRIALS = 4_000_000, 3_000
 """Schedules that are timed while some are improved: so many actions in all of them, per unit of effort, and so many."""
-POLICY_TAKES = 5
-"""A schedule by policies takes as long as so many that are only timed."""
+WORTH = 1.05
+"""What is longer than the best that is known by more is not looked at for memory."""
+TIGHTENED = 3
+"""So many times a block has another go with less room, where what it made did not fit."""
 EXACT_ACTIONS, MOST_EXACT_ACTIONS = 192, 800
 """Jobs of so many forwards, input and weight gradients per unit of effort are solved exactly, and so many at most."""
 EXACT_WORK = 3.0
@@ -65,6 +71,67 @@ class FoundPipeline:
     def proved(self) -> bool:
         """Tell whether none that was tried can be shorter, by more than a thousandth."""
         return self.aim_us <= self.bound_us * (1 + OF_A_BOUND)
+
+
+class MadeSchedule(NamedTuple):
+    """A schedule of a layout that fits; ``made_from``: for people."""
+
+    step_us: float
+    schedule: PipelineSchedule
+    made_from: str
+
+
+class ScheduleSearch:
+    """Schedules of one job.
+
+    Attributes:
+        clock: Of the job.
+        made: Those that fit, the shortest first.
+        best_us: The shortest that is known, of other cuts, too.
+    """
+
+    def __init__(self, job: PipelineJob, post_validation: bool = False) -> None:
+        self.clock, self.made, self.best_us = PipelineClock(job, post_validation), list[MadeSchedule](), inf
+        self._seen = set[object]()
+
+    def add(self, schedule: PipelineSchedule, made_from: str, below_us: float = inf) -> None:
+        """Keep a schedule if it is valid, fits, and is shorter than ``below_us``."""
+        job = self.clock.job
+        if violation(job, schedule) is None:
+            replay = self.clock.replay(schedule)
+            if replay.step_us < below_us and not any(excess_bytes(job, replay)):
+                self.best_us = min(self.best_us, replay.step_us)
+                made = MadeSchedule(replay.step_us, schedule, made_from)
+                insort(self.made, made, key=lambda one: one.step_us)
+
+    def try_blocks(self) -> None:
+        """Add schedules of several blocks, placed by the times of the stages and as if all passes were equally long."""
+        placed, seen = self.clock.job, set[object]()
+        pairs = (False, True) if least_part(placed) < 1.0 else (False,)
+        for job, shape in product((time_in_slots(placed), placed), BLOCKS):
+            orders = tuple(map(tuple, block_orders(job, shape)))
+            if (job is placed, orders) not in seen:
+                seen.add((job is placed, orders))
+                for (reserve, steady), paired in product(WAYS, pairs):
+                    self._try(partial(greedy_schedule, job, orders, reserve=reserve, steady=steady, pairs=paired))
+
+    def _try(self, make: Callable[[Sequence[int]], PipelineSchedule | None]) -> None:
+        """Add what is made with so much left free that it fits."""
+        job, clock = self.clock.job, self.clock
+        spare = [0] * job.ranks
+        for _ in range(TIGHTENED + 1):
+            found = make(spare)
+            if found is None or found.orders in self._seen:
+                return
+            self._seen.add(found.orders)
+            schedule = with_updates(job, found)
+            if clock.step_us(clock.orders_of(schedule)) > self.best_us * WORTH:
+                return
+            excess = excess_bytes(job, clock.replay(schedule))
+            if not any(excess):
+                self.add(schedule, "repeated blocks")
+                return
+            spare = [one + more for one, more in zip(spare, excess, strict=True)]
 
 
 @dataclass
@@ -106,9 +173,7 @@ def find_pipeline(
             tell(f"searching {trial.layout}: {at} of {len(trials)}")
             trial.search.best_us = best_us
             _add_named(trial)
-            trial.search.try_policies()
-            if trial.layout.chunks == 2 and job.memory_limit_bytes is not None:
-                try_blocks(trial.search)
+            trial.search.try_blocks()
             best_us = min(best_us, trial.step_us)
     for trial in sorted(trials, key=lambda one: one.step_us)[:IMPROVED_CUTS]:
         if trial.search.made and trial.bound_us < best_us * (1 - SAME):
@@ -178,7 +243,6 @@ def _improve(trial: _Trial, effort: int) -> None:
     search = trial.search
     actions = sum(map(len, search.made[0].schedule.orders))
     count = effort * min(TIMED_ACTIONS // actions, MOST_TRIALS) // IMPROVED
-    search.vary_policies(count // POLICY_TAKES)
     unlike = {round(one.step_us, 3): one for one in reversed(search.made)}  # one of each step
     for _, one in sorted(unlike.items())[:IMPROVED]:
         schedule = improve_schedule(search.clock, one.schedule, trial.bound_us, count)

@@ -246,8 +246,10 @@ class _StageReader:
             raise PipelineError(f"{self._where}.kept {why}")
         pinned = 0 if graph is None else graph.pinned_bytes
         static = _or(table.parameters, pinned) + table.gradients + table.optimizer
-        updates = (_measured(*self._given(table, of), 0) if getattr(table, of) else None for of in ("reduce", "step"))
-        return PipelineStage(_measured(ahead, graph, saved), back, half_i, half_w, saved, kept, static, *updates)
+        reduce, step = (
+            _measured(*self._given(table, of), 0) if getattr(table, of) else None for of in ("reduce", "step")
+        )
+        return PipelineStage(_measured(ahead, graph, saved), back, half_i, half_w, saved, kept, static, reduce, step)
 
     def _given(self, table: _StageTable, key: str) -> tuple[PipelineBlock, GraphBlock | None]:
         """A block as its numbers say, and its graph if it has one."""

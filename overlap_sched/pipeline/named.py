@@ -163,18 +163,18 @@ def v_min(ranks: int, micro_batches: int) -> PipelineSchedule:
     Source: Qi et al. 2024, "Pipeline Parallelism with Controllable Memory", arXiv 2405.15362, section 3: its block,
     with passes taken earlier as :mod:`~overlap_sched.pipeline.blocks` does. About a third of the activations of 1F1B.
     """
-    return replace(repeat_block(ranks, micro_batches, BlockShape((0, 0), (0, 0))), name="v-min")
+    return replace(repeat_block(ranks, micro_batches, BlockShape((0, 0))), name="v-min")
 
 
 def v_half(ranks: int, micro_batches: int) -> PipelineSchedule:
     """As :func:`v_min`, with the block V-Half: about half of the activations of 1F1B."""
     turn = 0 if ranks % 2 else 3
-    return replace(repeat_block(ranks, micro_batches, BlockShape((1, 0), (1, 0), turn)), name="v-half")
+    return replace(repeat_block(ranks, micro_batches, BlockShape((1, 0), turn)), name="v-half")
 
 
 def v_zb(ranks: int, micro_batches: int) -> PipelineSchedule:
     """As :func:`v_min`, with the block V-ZB: as much as 1F1B; :func:`zbv` is its twin that was made by hand."""
-    return replace(repeat_block(ranks, micro_batches, BlockShape((3, 1), (3, 1))), name="v-zb")
+    return replace(repeat_block(ranks, micro_batches, BlockShape((3, 1))), name="v-zb")
 
 
 def waves(ranks: int, micro_batches: int) -> PipelineSchedule:
@@ -184,7 +184,7 @@ def waves(ranks: int, micro_batches: int) -> PipelineSchedule:
     :func:`v_min` is, with a block whose passes down have gaps for those up. With B = 2F a bubble of (p - 1)(F + B) of
     one stage, where micro-batches are many enough.
     """
-    made = repeat_block(ranks, micro_batches, BlockShape((1, 0), (1, 0)), TWO_WAVES, halves=False)
+    made = repeat_block(ranks, micro_batches, BlockShape((1, 0)), TWO_WAVES, halves=False)
     return replace(made, name="waves")
 
 

@@ -16,7 +16,7 @@ How many bytes are live on each rank of a replayed schedule, by the rules of :mo
 """
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import NamedTuple, TypeAlias
@@ -390,15 +390,18 @@ def with_updates(job: PipelineJob, schedule: PipelineSchedule) -> PipelineSchedu
     Of stages that have them. Reductions are where torch's ``_add_reduce_grad`` puts them.
     """
     orders = []
-    for rank, order in enumerate(schedule.orders):
-        left = Counter(action.stage for item in order for action in parts(item) if action.kind in OF_WEIGHTS)
+    for stages, order in zip(job.stages_of, schedule.orders, strict=True):
         found: list[Item] = []
-        for item in order:
-            found.append(item)
-            for _, stage, _ in (action for action in parts(item) if action.kind in OF_WEIGHTS):
-                left[stage] -= 1
-                if not left[stage] and job.stages[stage].reduce is not None:
-                    found.append(Action(ActionKind.REDUCE, stage))
-        steps = [stage for stage in job.stages_of[rank] if job.stages[stage].step is not None]
-        orders.append((*found, *(Action(ActionKind.STEP, stage) for stage in steps)))
+        for item, done in with_last_gradients(order):
+            found += [item, *(Action(ActionKind.REDUCE, s) for s in done if job.stages[s].reduce is not None)]
+        orders.append((*found, *(Action(ActionKind.STEP, s) for s in stages if job.stages[s].step is not None)))
     return replace(schedule, orders=tuple(orders))
+
+
+def with_last_gradients(order: Sequence[Item]) -> Iterator[tuple[Item, list[int]]]:
+    """Yield each item of a rank with the stages whose last gradient of weights it makes."""
+    left = Counter(action.stage for item in order for action in parts(item) if action.kind in OF_WEIGHTS)
+    for item in order:
+        stages = [action.stage for action in parts(item) if action.kind in OF_WEIGHTS]
+        left.subtract(stages)
+        yield item, [s for s in stages if not left[s]]

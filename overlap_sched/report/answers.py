@@ -91,13 +91,6 @@ class PriceSource(_Part, frozen=True):
     fusion: Literal["none", "inductor"] | UnsetType = UNSET
 
 
-class BeforeAfter(_Part, frozen=True):
-    """Pairs of collectives of groups that share more than one rank, in flight together."""
-
-    original: int
-    scheduled: int
-
-
 class TriedPlan(_Part, frozen=True):
     """A plan that was tried: its step, and why it was not taken."""
 
@@ -129,14 +122,14 @@ class PlanAnswer(_Scheduled, frozen=True, kw_only=True, tag_field="schema", tag=
     peak_bytes: int
     headroom_bytes: int
     prices: PriceSource
-    groups_together: BeforeAfter
+    groups_together: dict[Literal["original", "scheduled"], int]
     concurrent_groups: Concurrent
     unrestricted_step_us: float | None
     schedule_s: float
     memory_limit_bytes: int | None
     short_bytes: int
-    original_reserved_bytes: int | None
-    reserved_bytes: int | None
+    original_reserved_bytes: int | None = None
+    reserved_bytes: int | None = None
     rewrites: list[dict[str, Any]] | UnsetType = UNSET
     step_without_rewrites_us: float | UnsetType = UNSET
     bound_without_rewrites_us: float | UnsetType = UNSET
@@ -161,7 +154,7 @@ def plan_answer(
         more["bound_without_rewrites_us"] = made.without.lower_bound_us
     return _fill(
         PlanAnswer,
-        *(schedule.problem, after, schedule),
+        *(schedule.problem, after, schedule, reserved),
         nodes=len(schedule.problem.nodes),
         original_step_us=before.step_us,
         bound_us=bound_us,
@@ -169,12 +162,11 @@ def plan_answer(
         gap_within_budget_percent=gap_percent(after.step_us, schedule.budget_bound_us),
         gain_range=gain,
         original_peak_bytes=before.peak_bytes,
-        groups_together=BeforeAfter(before.groups_together, after.groups_together),
+        groups_together={"original": before.groups_together, "scheduled": after.groups_together},
         unrestricted_step_us=schedule.unrestricted_us,
         prices=prices,
         concurrent_groups=schedule.options.concurrent_groups,
         **_shared(schedule),
-        **_reserved(reserved),
         **more,
     )
 
@@ -185,11 +177,6 @@ def _shared(schedule: Schedule) -> dict[str, Any]:
         "fell_back": schedule.fell_back is not None,
         "pins": [PinFigures(one.pin.text, len(one.nodes)) for one in pinned(schedule.problem, schedule.options.pins)],
     }
-
-
-def _reserved(found: Reserved | None) -> dict[str, int | None]:
-    before, after = (None, None) if found is None else found[:2]
-    return {"original_reserved_bytes": before, "reserved_bytes": after}
 
 
 class CollectiveFigures(_Part, frozen=True):
@@ -311,8 +298,8 @@ class MemoryAnswer(_Part, frozen=True, tag_field="schema", tag="overlap-sched/me
     bound_bytes: int
     optimal: bool
     found_by: str
-    original_reserved_bytes: int | None
-    reserved_bytes: int | None
+    original_reserved_bytes: int | None = None
+    reserved_bytes: int | None = None
     arena_bytes: int | UnsetType = UNSET
     fragmentation: float | UnsetType = UNSET
 
@@ -320,8 +307,7 @@ class MemoryAnswer(_Part, frozen=True, tag_field="schema", tag="overlap-sched/me
 def memory_answer(plan: MemoryPlan, addresses: AddressPlan | None, reserved: Reserved | None) -> MemoryAnswer:
     """Return the answer; bytes reserved are null where nothing was replayed."""
     number, was = len(plan.problem.nodes), plan.original_bytes
-    of = (plan.problem, plan, addresses)
-    return _fill(MemoryAnswer, *of, nodes=number, original_peak_bytes=was, **_reserved(reserved))
+    return _fill(MemoryAnswer, plan.problem, plan, addresses, reserved, nodes=number, original_peak_bytes=was)
 
 
 class PlanPoint(_Order, frozen=True):

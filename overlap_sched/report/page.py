@@ -207,9 +207,8 @@ def _run(ranges: LiveRanges, graph: int, title: str, order: Order, measured: Fig
 def _collectives(schedule: Schedule, original: Problem, made: Plan | None) -> list[Page]:
     """The rows of the table, the most exposed first; ``before``: ids in the original graph of what each stands for."""
     problem = schedule.problem
-    before, after = replay(original, original.original_order), replay(problem, schedule.order)
+    before, causes = replay(original, original.original_order), words.stalls_by_cause(schedule)
     number = {cause.name: at for at, cause in enumerate(words.causes(schedule))}
-    last_us = words.last_compute_us(problem, after)
     ids = {original.nodes[v].name: v for v in original.collectives}
     rewrites = () if made is None else made.rewrites
     members = {one.name: one.members for one in rewrites if isinstance(one, Bucket)}
@@ -218,7 +217,6 @@ def _collectives(schedule: Schedule, original: Problem, made: Plan | None) -> li
         node = problem.nodes[d.collective]
         stood_for = [ids[name] for name in members.get(node.name, (node.name,)) if name in ids]
         launched = f"launched there because: {words.WHY[d.reason]}"
-        stalls = words.stalls_by_cause(problem, after, d, last_us)
         rows.append(
             {
                 "node": d.collective,
@@ -229,7 +227,7 @@ def _collectives(schedule: Schedule, original: Problem, made: Plan | None) -> li
                 "original_exposed_us": sum(before.stall_us[w] for c in stood_for for w in original.waits.get(c, ())),
                 "exposed_us": d.exposed_us,
                 "hidden_us": d.hidden_us,
-                "causes": [(number[name], us) for name, us in stalls.items() if us > 0],
+                "causes": [(number[name], us) for name, us in causes[d.collective].items() if us > 0],
                 "why": f"blocked by {words.blocked_by(problem, d)}",
                 "more": "; ".join(filter(None, [launched, words.refusal(problem, d)])),
             }
@@ -256,7 +254,6 @@ def _marked(problem: Problem, other: Problem, made: Plan | None) -> list[int]:
     return [v for v, node in enumerate(problem.nodes) if node.name in marked]
 
 
-_BADGES = {"runs": "Runs", "fails": "May run out of memory", "kept": "Original order kept", "reordered": "Reordered"}
 _PLACE = '<h3 id="{what}-title-{r}">{what}</h3>\n<div id="{what}-{r}"></div>'
 _BUTTON = '<button type="button" data-{}="{}">{}</button>'
 SCRIPTS = ("units.js", "overview.js", "model.js", "pictures.js", "tables.js", "frontier.js", "main.js")
@@ -280,10 +277,9 @@ def write_page(schedule: Schedule, path: str | Path, extras: Extras = NOTHING_EL
 def page_text(page: Page, command: str = "") -> str:
     """Return the page as text; what names in it say is never taken for markup."""
     script = "\n".join(map(_read_file, SCRIPTS))
-    (came, verdict), runs, prices = page["verdict"], page["runs"], page["figures"].get("prices", {})
+    (came, badge, verdict), runs, prices = page["verdict"], page["runs"], page["figures"].get("prices", {})
     on = prices.get("cluster") or prices.get("device")
-    times = "of the problem file" if prices.get("from") != "dump" else ""
-    times = ", ".join(filter(None, [times, f"predicted for {on}" if on else ""]))
+    times = f"predicted for {on}" if on else "of the problem file"
     times += f", {count(prices['traces'], 'trace')} of a profiler where they have them" if prices.get("traces") else ""
     without = page["figures"].get("step_without_rewrites_us")
     points, drawn = [*page["frontier"], *runs] if page["frontier"] else [], range(len(runs))
@@ -292,7 +288,7 @@ def page_text(page: Page, command: str = "") -> str:
         title=html.escape(f"{printable(page['figures']['name'])}: overlap_sched"),
         style=_read_file("style.css"),
         came=came,
-        badge=_BADGES[came],
+        badge=html.escape(badge),
         verdict=html.escape(verdict),
         columns="".join(f'<th scope="col">{html.escape(name)}</th>' for name in page["columns"]),
         summary="\n".join(map(_table_row, page["summary"])),

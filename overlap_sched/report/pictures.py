@@ -16,9 +16,9 @@ from overlap_sched.problem import Problem
 from overlap_sched.report.colours import AFTER, BEFORE, COMPUTE, EXPOSED, IDLE, INK, LIMIT, PURPOSES, stream_legend
 from overlap_sched.report.files import write_file
 from overlap_sched.report.timeline import Span, Timeline, timeline
-from overlap_sched.report.units import between, change, duration, memory_unit, printable, size, time_unit
+from overlap_sched.report.units import change, duration, memory_unit, printable, size, time_unit
 from overlap_sched.report.words.graph import by_purpose, group_names, group_purposes
-from overlap_sched.report.words.schedule import gap_percent
+from overlap_sched.report.words.schedule import figures_text, summary_rows
 from overlap_sched.scheduler.driver import Schedule
 
 if TYPE_CHECKING:
@@ -83,18 +83,13 @@ def busy_share(spans: Sequence[Span], edges: Floats) -> Floats:
     return np.asarray(np.clip(share, 0.0, 1.0), dtype=np.float64)
 
 
-def highest(samples: Sequence[tuple[float, int]], edges: Floats) -> Floats:
-    """Return, per bin, the highest value in force at any moment of it.
-
-    A sample (when, value) holds from its time until the next one's; times ascend and start at ``edges[0]``.
-    """
-    bins = len(edges) - 1
-    when, value = np.array([w for w, _ in samples]), np.array([v for _, v in samples], dtype=np.float64)
-    at = np.clip(np.searchsorted(edges, when, side="right") - 1, 0, bins - 1)
-    top = np.zeros(bins)
-    np.maximum.at(top, at, value)
-    carried = value[np.maximum(np.searchsorted(when, edges[:-1], side="right") - 1, 0)]  # in force at the left edge
-    return np.maximum(top, carried)
+def draw_memory(
+    axes: "Axes", samples: Sequence[tuple[float, int]], end_us: float, per: tuple[float, float], **style: Any
+) -> None:
+    """Draw bytes live from each sample (microseconds, bytes) to the next one; ``per``: microseconds, bytes per unit."""
+    edges = [us / per[0] for us, _ in (*samples, (end_us, 0))]
+    look = {"edgecolor": style["color"]} if style.get("fill") else {"baseline": None}  # a moment's peak is an edge
+    axes.stairs([live / per[1] for _, live in samples], edges, **{"linewidth": 1.2, **look, **style})
 
 
 BINS = 800
@@ -130,8 +125,11 @@ def plot_schedule(schedule: Schedule, path: str | Path) -> None:
     ratios = {"height_ratios": (3.0, 0.33 * rows + 0.7), "hspace": 0.08}
     top, streams = figure.subplots(2, 1, sharex=True, gridspec_kw=ratios)
     figure.subplots_adjust(left=LEFT, right=0.95, top=1 - 0.95 * inch, bottom=0.6 * inch)
-    _title(figure, schedule)
-    _memory(top, schedule, before, after, edges, scale)
+    title = {"x": LEFT, "ha": "left", "fontsize": 14, "weight": "bold", "color": INK, "parse_math": False}
+    figure.suptitle(_short(printable(problem.name), 75), **title)
+    figures = "   |   ".join(figures_text(summary_rows(schedule, None)))
+    top.set_title(figures, loc="left", fontsize=10, color=INK, pad=14)
+    _memory(top, schedule, before, after, scale)
     y = 0.0
     for heading, line, of_line in (("original", before, lanes[0]), ("scheduled", after, lanes[1])):
         streams.text(0, y - 0.65, f"{heading}: {duration(line.step_us)}", fontsize=10, weight="bold", color=INK)
@@ -158,31 +156,13 @@ def plot_schedule(schedule: Schedule, path: str | Path) -> None:
     write_picture(figure, path)
 
 
-def _title(figure: "Figure", schedule: Schedule) -> None:
-    before, after, inch = schedule.original, schedule.scheduled, 1 / figure.get_figheight()
-    name, gap = _short(printable(schedule.problem.name), 75), gap_percent(after.step_us, schedule.lower_bound_us)
-    figure.text(LEFT, 1 - 0.36 * inch, name, fontsize=14, weight="bold", color=INK, parse_math=False)
-    figures = (
-        f"step {between(duration(before.step_us), duration(after.step_us))} "
-        f"({change(before.step_us, after.step_us)}; {gap:.1f} % above the lower bound)"
-        f"   |   exposed {between(duration(before.exposed_us), duration(after.exposed_us))}"
-        f"   |   peak {between(size(before.peak_bytes), size(after.peak_bytes))} "
-        f"({change(before.peak_bytes, after.peak_bytes)})"
-    )
-    figure.text(LEFT, 1 - 0.64 * inch, figures, fontsize=10, color=INK)
-
-
-def _memory(axes: "Axes", schedule: Schedule, before: Timeline, after: Timeline, edges: Floats, scale: float) -> None:
+def _memory(axes: "Axes", schedule: Schedule, before: Timeline, after: Timeline, scale: float) -> None:
     """Draw the upper panel: memory before (grey) and after, under the budget."""
     top_bytes = max(schedule.budget_bytes, schedule.scheduled.peak_bytes) or 2**20
     unit_bytes, unit = memory_unit(top_bytes)
-
-    def stairs(line: Timeline, samples: Sequence[tuple[float, int]]) -> tuple[Floats, Floats]:
-        bins = np.append(edges[edges < line.step_us], line.step_us) if line.step_us else edges[:2]
-        return highest(samples, bins) / unit_bytes, bins / scale
-
-    axes.stairs(*stairs(before, before.memory), fill=True, color=BEFORE, linewidth=0, label="original order")
-    axes.stairs(*stairs(after, after.memory), baseline=None, color=AFTER, linewidth=1.3, label="scheduled order")
+    per = (scale, unit_bytes)
+    draw_memory(axes, before.memory, before.step_us, per, color=BEFORE, label="original order", fill=True)
+    draw_memory(axes, after.memory, after.step_us, per, color=AFTER, label="scheduled order")
     label = f"budget: original {schedule.options.budget} + {size(schedule.headroom_bytes)}"
     style: dict[str, Any] = {"color": LIMIT, "linewidth": 1.0, "linestyle": "--", "label": label}
     if schedule.options.budget == "peak":
@@ -190,7 +170,7 @@ def _memory(axes: "Axes", schedule: Schedule, before: Timeline, after: Timeline,
     else:  # position by position: the limit of whatever runs at that moment
         reference = memory_profile(schedule.problem, schedule.problem.original_order)
         limits = [(us, live + schedule.headroom_bytes) for (us, _), live in zip(after.memory, reference, strict=True)]
-        axes.stairs(*stairs(after, limits), baseline=None, **style)
+        draw_memory(axes, limits, after.step_us, per, **style)
     axes.set_ylim(0, 1.18 * top_bytes / unit_bytes)
     axes.set_ylabel(f"memory ({unit}), {schedule.problem.memory_model} model", color=INK)
     axes.tick_params(labelbottom=False)

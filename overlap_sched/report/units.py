@@ -22,18 +22,10 @@ def duration(us: float) -> str:
     return f"{us / scale:,.{digits}f} {name}"
 
 
-def between(before: str, after: str) -> str:
-    """``33.655 → 33.700 GiB``: two quantities with one unit between them, where it is the same."""
-    number, _, unit = before.rpartition(" ")
-    return f"{number if after.endswith(f' {unit}') else before} → {after}"
-
-
 def from_to(before: str, after: str) -> str:
-    """``14.10 -> 0.80 ms``, ``14.10 -> 0 ms``: :func:`between` for logs, where an arrow may not be readable."""
+    """``33.655 -> 33.700 GiB``: two quantities with one unit between them, where it is the same."""
     number, _, unit = before.rpartition(" ")
-    if not any(digit in after for digit in "123456789"):
-        return f"{number} -> 0 {unit}" if any(digit in number for digit in "123456789") else f"0 -> 0 {unit}"
-    return between(before, after).replace("→", "->")
+    return f"{number if after.endswith(f' {unit}') else before} -> {after}"
 
 
 def count(number: int, what: str) -> str:

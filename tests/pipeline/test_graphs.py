@@ -11,9 +11,10 @@ from overlap_sched.errors import PipelineError
 from overlap_sched.judge.validate import measure, peak_memory
 from overlap_sched.options import Options
 from overlap_sched.pipeline.action import Pair, PipelineSchedule, backward, forward
+from overlap_sched.pipeline.blocks import BLOCKS, block_orders
 from overlap_sched.pipeline.compare import LEAST, PlannedPipeline, left_bytes, plan_pipeline, with_room
 from overlap_sched.pipeline.graphs import GraphSource, JobGraphs, Orderer, graph_block
-from overlap_sched.pipeline.greedy import PipelinePolicy, greedy_schedule
+from overlap_sched.pipeline.greedy import greedy_schedule
 from overlap_sched.pipeline.job import PipelineBlock, PipelineJob, PipelineLink
 from overlap_sched.pipeline.job_file import parse_job
 from overlap_sched.pipeline.judge import violation
@@ -113,7 +114,7 @@ def test_a_pair_holds_the_peak_of_its_graph_and_counts_what_is_pinned_once(param
     job = graphs.with_pairs(parsed(text, graphs), lambda told: None)
     pair = graphs.pairs["forward", "backward"]
     assert job.pairs[0, 0].transient_bytes == max(pair.ordered.profile) - parameters - 2 * 30
-    plan = greedy_schedule(job, [PipelinePolicy(1, 0, pairs=True)])
+    plan = greedy_schedule(job, block_orders(job, BLOCKS[0]), pairs=True)
     assert plan is not None
     peaks = pipeline_peaks(job, replay_pipeline(job, plan))
     assert [(peak.bytes, peak.at_us) for peak in peaks] == list(measure_pipeline(job, plan).peaks)
@@ -182,15 +183,15 @@ def test_the_list_scheduler_makes_pairs_where_they_save_time(chunks: int) -> Non
     job = replace(uniform(3, 8, chunks), pair_factor=0.6, memory_limit_bytes=(12,) * 3)
     placed, steps = StageLayout("looped", chunks).put(job), dict[bool, float]()
     for pairs in (False, True):
-        policy = PipelinePolicy(2, 2, pairs=pairs)
-        plan = greedy_schedule(placed, [policy] * 3)
+        wanted = block_orders(placed, BLOCKS[0])
+        plan = greedy_schedule(placed, wanted, pairs=pairs)
         assert plan is not None
         assert violation(placed, plan) is None
         judged = measure_pipeline(placed, plan)
         assert max(peak for peak, _ in judged.peaks) <= 12
         steps[pairs] = judged.step_us
         assert any(isinstance(item, Pair) for order in plan.orders for item in order) == pairs
-        dear = greedy_schedule(replace(placed, pair_factor=1.0), [policy] * 3)
+        dear = greedy_schedule(replace(placed, pair_factor=1.0), wanted, pairs=pairs)
         assert dear is not None
         assert not any(isinstance(item, Pair) for order in dear.orders for item in order)
     assert steps[True] < steps[False]

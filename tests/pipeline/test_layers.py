@@ -199,13 +199,14 @@ def test_a_job_of_one_model() -> None:
         ("layers = []", (0, 1), "model.layers: "),
         ("", (0, 0), "nothing in it belongs to layer 1 of graph, which has 5"),
         ("", (0, 3), "nothing in it belongs to layer 3 of graph, which has 5. Give the two graphs of one step."),
+        ("", (5, 1), "graph: takes mul, which graph does not return. Give the two graphs of one step."),
         ("", (4, 1), "no layers are found: no modules have numbers, and no sequence of operators is repeated."),
         ('[[stage]]\nforward = { time = "1us" }', (0, 1), "there are [model] and [[stage]]. Leave one out."),
     ],
 )
 def test_what_is_no_model_is_refused(more: str, problems: Sequence[int], why: str) -> None:
     lone = [Node("x", Kind.INPUT), Node("y", Kind.COMPUTE, (0,)), Node("output", Kind.OUTPUT, (1,))]
-    known = [*graphs(), *graphs(range(2)), Problem("lone", tuple(lone), ())]
+    known = [*graphs(), *graphs(range(2)), Problem("lone", tuple(lone), ()), graphs(recomputes=True)[0]]
     with pytest.raises(PipelineError) as caught:
         read_model(JOB + more, [known[k] for k in problems])
     assert why in str(caught.value)

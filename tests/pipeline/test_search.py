@@ -9,11 +9,11 @@ import pytest
 
 from overlap_sched.errors import PipelineError
 from overlap_sched.pipeline.action import PipelineSchedule, forward, input_gradient, weight_gradient
-from overlap_sched.pipeline.best import FOUND, find_pipeline
-from overlap_sched.pipeline.blocks import BLOCKS, block_orders, block_schedule, try_blocks
+from overlap_sched.pipeline.best import FOUND, ScheduleSearch, find_pipeline
+from overlap_sched.pipeline.blocks import BLOCKS, block_orders
 from overlap_sched.pipeline.cuts import best_cut, unit_cuts
 from overlap_sched.pipeline.exact import exact_pipeline, solvable
-from overlap_sched.pipeline.greedy import POLICIES, PipelinePolicy, ScheduleSearch, greedy_schedule
+from overlap_sched.pipeline.greedy import greedy_schedule
 from overlap_sched.pipeline.improve import improve_schedule
 from overlap_sched.pipeline.job import PipelineBlock, PipelineJob, PipelineLink, PipelineStage
 from overlap_sched.pipeline.judge import limited_bound_us, pipeline_bound_us, violation
@@ -50,6 +50,11 @@ def fits(job: PipelineJob, schedule: PipelineSchedule) -> bool:
     return limits is None or all(most <= limit for most, limit in zip(peaks(job, schedule), limits, strict=True))
 
 
+def in_blocks(job: PipelineJob, reserve: bool = True) -> list[PipelineSchedule]:
+    made = [greedy_schedule(job, block_orders(job, shape), reserve=reserve) for shape in BLOCKS]
+    return [one for one in made if one is not None]
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_a_clock_that_knows_other_schedules_times_as_the_judge_does(seed: int) -> None:
     rng = random.Random(seed)
@@ -60,33 +65,29 @@ def test_a_clock_that_knows_other_schedules_times_as_the_judge_does(seed: int) -
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_what_policies_make_is_valid(seed: int) -> None:
+def test_what_is_run_in_any_order_of_blocks_is_valid(seed: int) -> None:
+    """One stage without halves; stages dealt out, folded, or in two directions."""
     rng = random.Random(seed)
-    job = uneven(rng.randint(1, 4), rng.randint(1, 6), rng.randint(1, 3), rng)
-    chosen = [[rng.choice(POLICIES) for _ in range(job.ranks)] for _ in range(12)]
-    made = [schedule for policies in chosen if (schedule := greedy_schedule(job, policies)) is not None]
-    assert made
-    for schedule in made:
-        assert violation(job, schedule) is None
-        assert measure_pipeline(job, schedule).step_us >= pipeline_bound_us(job) - 1e-9
-
-
-def test_a_policy_holds_as_many_micro_batches_as_1f1b_or_fewer() -> None:
-    for ahead in (-1, 0):
-        made = greedy_schedule(uniform(4, 12), [PipelinePolicy(ahead, 0)] * 4)
+    ranks, chunks = rng.randint(1, 4), rng.randint(1, 3)
+    job = uneven(ranks, rng.randint(2, 6), chunks, rng)
+    whole = replace(job.stages[0], input_gradient=None, weight_gradient=None)
+    layouts = StageLayout("looped", chunks), *([FOLDED] if chunks == 2 else []), *([MIRRORED] if chunks == 1 else [])
+    job = rng.choice(layouts).put(replace(job, stages=(whole, *job.stages[1:])))
+    for shape, reserve, steady in product(BLOCKS[:3], (False, True), (False, True)):
+        made = greedy_schedule(job, block_orders(job, shape), reserve=reserve, steady=steady)
         assert made is not None
-        assert peaks(uniform(4, 12), made) == tuple(max(4 - rank + ahead, 1) for rank in range(4))
+        assert violation(job, with_updates(job, made)) is None
+        assert measure_pipeline(job, made).step_us >= pipeline_bound_us(job) - 1e-9
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_what_policies_keep_fits(seed: int) -> None:
-    """Links are slow: outputs that wait to be sent are what a policy alone does not count."""
+def test_what_is_kept_of_blocks_fits(seed: int) -> None:
+    """Links are slow: outputs that wait to be sent are what the list scheduler does not count."""
     job = replace(uneven(3, 6, 2, random.Random(seed)), link=PipelineLink(9.0))
-    every = [peaks(job, one) for policy in POLICIES if (one := greedy_schedule(job, [policy] * 3)) is not None]
+    every = [peaks(job, one) for one in in_blocks(job)]
     job = replace(job, memory_limit_bytes=sorted(every, key=sum)[len(every) // 2])
     search = ScheduleSearch(job)
-    search.try_policies()
-    search.vary_policies(20)
+    search.try_blocks()
     assert len(search.made) >= 5
     assert all(fits(job, made.schedule) for made in search.made)
 
@@ -142,14 +143,15 @@ def test_the_exact_solver_finds_the_optimum(seed: int) -> None:
             assert measure_pipeline(job, schedule).step_us >= best
 
 
-def test_what_policies_make_is_not_below_the_bound_within_what_it_needs() -> None:
+def test_what_is_made_is_not_below_the_bound_within_what_it_needs() -> None:
     """More micro-batches than can be enumerated; the best of some schedules in the memory of each."""
     rng, sharper, reached = random.Random(3), 0, 0
     for _ in range(80):
         job = uneven(rng.randint(1, 4), rng.randint(2, 9), rng.randint(1, 3), rng)
         job = FOLDED.put(job) if len(job.stages) == 2 * job.ranks and rng.random() < 0.5 else job
-        chosen = [PipelinePolicy(ahead, rng.choice((0, 1, 9))) for ahead in range(-3, 3)]
-        schedules = [one for policy in chosen if (one := greedy_schedule(job, [policy] * job.ranks)) is not None]
+        need = peaks(job, in_blocks(job)[0])
+        tight = [replace(job, memory_limit_bytes=tuple(part * most // 8 for most in need)) for part in range(3, 12)]
+        schedules = [one for within in tight for one in in_blocks(within)[::4]]
         made = [(measure_pipeline(job, one), peaks(job, one)) for one in schedules]
         for (_, need), own in product(made, (False, True)):
             within = [one for one, other in made if all(a <= b for a, b in zip(other, need, strict=True))]
@@ -323,24 +325,21 @@ def test_blocks_are_no_longer_than_published_ones_in_their_memory(
     theirs = published(name, ranks, micro_batches)
     job = replace(job, memory_limit_bytes=(max(peaks(job, theirs)),) * ranks)
     search = ScheduleSearch(job)
-    try_blocks(search)
+    search.try_blocks()
     assert all(fits(job, made.schedule) and violation(job, made.schedule) is None for made in search.made)
     assert search.made[0].step_us <= measure_pipeline(job, theirs).step_us + 1e-9
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_blocks_of_unlike_stages_fit(seed: int) -> None:
-    """In what a policy's schedule needs; one stage without halves, of two per rank dealt out or folded."""
+    """In what a schedule needs, and a little more; one stage without halves, of two per rank dealt out or folded."""
     rng = random.Random(seed)
     job = uneven(rng.randint(1, 4), rng.randint(1, 6), 2, rng)
     whole = replace(job.stages[0], input_gradient=None, weight_gradient=None)
     job = rng.choice((TWO, FOLDED)).put(replace(job, stages=(whole, *job.stages[1:])))
-    ahead = greedy_schedule(job, [PipelinePolicy(0, 2)] * job.ranks)
-    assert ahead is not None
-    job = replace(job, memory_limit_bytes=tuple(most + 2 for most in peaks(job, with_updates(job, ahead))))
+    ahead = in_blocks(job)[0]
+    job = replace(job, memory_limit_bytes=tuple(most + 9 for most in peaks(job, with_updates(job, ahead))))
     search = ScheduleSearch(job)
-    try_blocks(search)
+    search.try_blocks()
+    assert search.made
     assert all(fits(job, made.schedule) and violation(job, made.schedule) is None for made in search.made)
-    free = block_schedule(replace(job, memory_limit_bytes=None), block_orders(job, BLOCKS[seed]), reserve=True)
-    assert free is not None
-    assert violation(job, with_updates(job, free)) is None

@@ -271,7 +271,7 @@ def test_the_file_is_whole_and_loads_nothing(reordered: Schedule) -> None:
     assert policy == "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'"
     assert embedded(text) == json.loads(json.dumps(page))
     assert '<tr><th scope="row">step</th><td>190.0 us</td><td>120.0 us</td>' in text  # needs no script
-    assert 'class="reordered"><strong>Reordered</strong> step 190.0 → 120.0 us (-36.8 %); ' in text
+    assert 'class="reordered"><strong>Reordered</strong> step 190.0 -&gt; 120.0 us (-36.8 %); ' in text
     assert "overlap-sched report a&lt;b.json" in text
     assert __version__ in text
     folder = files("overlap_sched.report").joinpath("page_files")

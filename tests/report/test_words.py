@@ -18,7 +18,7 @@ from overlap_sched.peak_memory import replay_allocator
 from overlap_sched.problem.contention import NO_CONTENTION, Contention
 from overlap_sched.problem.sizes import EXPANDABLE, PLAIN, AllocatorSettings
 from overlap_sched.report.answers import plan_answer
-from overlap_sched.report.units import between, change, count, duration, from_to, printable, size
+from overlap_sched.report.units import change, count, duration, from_to, printable, size
 from overlap_sched.report.words import graph
 from overlap_sched.report.words import schedule as words
 from overlap_sched.report.words.graph import Purpose
@@ -39,9 +39,7 @@ def printed(table: Table) -> str:
         ([duration(us) for us in (2_281_812.0, 12_340_000.0)], "2,281.8 ms, 12.34 s"),
         ([size(n) for n in (0, 1023, 1536, 21 * 2**20, 36136566784)], "0 B, 1023 B, 1.5 KiB, 21.0 MiB, 33.655 GiB"),
         ([change(*pair) for pair in ((190, 120), (7, 7), (10**6, 10**6 - 1), (0, 3))], "-36.8 %, +0.0 %, +0.0 %, -"),
-        ([between("190.0 us", "120.0 us"), between("1.00 ms", "120.0 us")], "190.0 → 120.0 us, 1.00 ms → 120.0 us"),
-        ([from_to("14.10 ms", "0.80 ms"), from_to("14.10 ms", "0.0 us")], "14.10 -> 0.80 ms, 14.10 -> 0 ms"),
-        ([from_to("0.0 us", "0.0 us"), from_to("0 B", "12 B")], "0 -> 0 us, 0 -> 12 B"),
+        ([from_to("190.0 us", "120.0 us"), from_to("1.00 ms", "0.0 us")], "190.0 -> 120.0 us, 1.00 ms -> 0.0 us"),
         ([count(number, "graph") for number in (0, 1, 2000)], "0 graphs, 1 graph, 2,000 graphs"),
         ([printable("\x1b[31mred\n"), printable("漢字 mm_1")], "\\x1b[31mred\\n, 漢字 mm_1"),
     ],
@@ -126,7 +124,7 @@ def test_reserved_bytes_are_those_of_a_replay(
     assert (answer.original_reserved_bytes, answer.reserved_bytes) == (before, after)
     row = (size(before), size(after), change(before, after), "6.000 GiB")
     assert words.reserved_rows(reserved, 6 * 2**30)[0][1:] == row
-    assert between(size(before), size(after)) in words.reserved_lines(reserved)[0]
+    assert from_to(size(before), size(after)) in words.figures_text(words.reserved_rows(reserved))[0]
 
 
 def test_where_nothing_is_replayed() -> None:
@@ -134,26 +132,25 @@ def test_where_nothing_is_replayed() -> None:
     tracked = schedule(replace(EXAMPLE, memory_model="tracker"), Options(memory_model="tracker"))
     assert words.reserved_of(tracked) is None
     assert not words.reserved_rows(None)
-    assert not words.reserved_lines(None)
     assert plan_answer(tracked, None, None).reserved_bytes is None
-    assert "reserved" not in words.verdict(tracked, tracked.problem, None)[1]
+    assert "reserved" not in words.verdict(tracked, tracked.problem, None)[2]
 
 
 @pytest.mark.parametrize(
     ("options", "came", "named"),
     [
-        ({}, "reordered", ["step 190.0 → 150.0 us (-21.1 %)", "peak memory 21.0 → 21.0 MiB (+0.0 %)"]),
-        ({"headroom": "5MiB"}, "reordered", ["120.0 us", "26.0 MiB (+23.8 %)", "segments 22.0 → 42.0 MiB (+90.9 %)"]),
-        ({"effort": 0}, "kept", ["step 190.0 → 190.0 us (+0.0 %)"]),
-        ({"memory_limit": "20MiB"}, "fails", ["does not fit into 20.0 MiB"]),
-        ({"memory_limit": "1GiB"}, "runs", ["fits into 1.000 GiB"]),
+        ({}, "reordered", ["step 190.0 -> 150.0 us (-21.1 %)", "peak memory 21.0 -> 21.0 MiB (+0.0 %)"]),
+        ({"headroom": "5MiB"}, "reordered", ["120.0 us", "26.0 MiB (+23.8 %)", "segments 22.0 -> 42.0 MiB (+90.9 %)"]),
+        ({"effort": 0}, "kept", ["step 190.0 -> 190.0 us (+0.0 %)"]),
+        ({"memory_limit": "20MiB"}, "fails", ["Does not fit into 20.0 MiB"]),
+        ({"memory_limit": "1GiB"}, "runs", ["Fits into 1.000 GiB"]),
     ],
 )
 def test_the_verdict(options: dict[str, object], came: str, named: list[str]) -> None:
     found = schedule(EXAMPLE, Options(**options))  # type: ignore[arg-type]
-    badge, sentence = words.verdict(found, EXAMPLE, words.reserved_of(found))
-    assert badge == came
-    assert all(text in sentence for text in named), sentence
+    what, *said = words.verdict(found, EXAMPLE, words.reserved_of(found))
+    assert what == came
+    assert all(text in ": ".join(said) for text in named), said
     asked = [words.verdict(found, replace(EXAMPLE), words.reserved_of(found), fits)[0] for fits in (True, False)]
     assert asked == ["runs", "fails"]
 
@@ -193,9 +190,9 @@ def test_odd_ones_are_explained(reordered: Schedule, by_hand: ByHand, odd: Probl
     assert "full runs before gather" in words.explanation(kept).splitlines()[1]
     text = words.explanation(by_hand(odd, odd.original_order))
     assert all(named in text for named in ("nothing in this graph waits for it", "a\\nb: all_reduce", "漢字: "))
-    with pytest.raises(ProblemError, match="Did you mean 'gather'"):
+    with pytest.raises(ProblemError, match="Did you mean gather"):
         words.explanation(reordered, "gathr")
-    with pytest.raises(ProblemError, match="'gather', 'scatter'"):
+    with pytest.raises(ProblemError, match="There are gather, scatter"):
         words.explanation(reordered, "mm")
 
 

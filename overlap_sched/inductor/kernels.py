@@ -394,9 +394,8 @@ class KernelCosts:
         traits = self._reading.traits
         op = "+".join(dict.fromkeys(traits[v].op for v in origins if not traits[v].free))
         # one output of a kernel that has several, whose cost the kernel has; a whole that its parts have written
-        if parts and all(
-            isinstance(one.node, ir.MultiOutput) or isinstance(one, scheduler.NopKernelSchedulerNode) for one in parts
-        ):
+        nothing = [isinstance(x.node, ir.MultiOutput) or isinstance(x, scheduler.NopKernelSchedulerNode) for x in parts]
+        if parts and all(nothing):
             return {"op": op}
         extern = len(parts) == 1 and (snode.is_extern() or any(self._roles[v] is Role.BLOCKING for v in origins))
         chosen = self._priced_for_extern(parts[0], origins) if extern else self._exact(parts)

@@ -314,9 +314,8 @@ def refused(problem: Problem, alike: Alike | None, wanted: Wanted, refuses: Refu
         if nodes[v].op in wanted.ops:
             mates[nodes[v].op, nodes[v].group or ""].append(nodes[v].name)
     several = {key: names for key, names in mates.items() if len(names) > 1}
-    asked: list[tuple[str, Rewrite]] = [
-        (n, Bucket((n,))) for names in several.values() for n in names if n not in types
-    ]
+    unknown = [name for names in several.values() for name in names if name not in types]
+    asked: list[tuple[str, Rewrite]] = [(name, Bucket((name,))) for name in unknown]
     asked += [(nodes[v].name, Stream(nodes[v].name)) for v in reductions(problem)] if wanted.streams else []
     for name, one in asked:
         if why := refuses(one):

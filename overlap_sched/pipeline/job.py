@@ -27,7 +27,7 @@ from functools import cached_property
 from itertools import chain, pairwise
 
 from overlap_sched.errors import PipelineError
-from overlap_sched.pipeline.action import BACKWARDS, Action, ActionKind
+from overlap_sched.pipeline.action import BACKWARDS, Action, ActionKind, Item, PipelineSchedule, with_last_gradients
 from overlap_sched.problem import MAX_TOTAL_BYTES
 from overlap_sched.problem.sizes import show_number
 
@@ -256,6 +256,19 @@ class PipelineJob:
     def micro_batches(self) -> int:
         """The number of those of all routes."""
         return sum(len(route.micro_batches) for route in self.routes)
+
+    def with_updates(self, schedule: PipelineSchedule) -> PipelineSchedule:
+        """The schedule with a reduction behind each stage's last gradient of its weights, and the steps at the end.
+
+        Of stages that have them. Reductions are where torch's ``_add_reduce_grad`` puts them.
+        """
+        orders = []
+        for stages, order in zip(self.stages_of, schedule.orders, strict=True):
+            found: list[Item] = []
+            for item, done in with_last_gradients(order):
+                found += [item, *(Action(ActionKind.REDUCE, s) for s in done if self.stages[s].reduce is not None)]
+            orders.append((*found, *(Action(ActionKind.STEP, s) for s in stages if self.stages[s].step is not None)))
+        return replace(schedule, orders=tuple(orders))
 
 
 def _check_numbers(where: str, numbers: Iterable[float]) -> None:

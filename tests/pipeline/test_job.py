@@ -19,7 +19,7 @@ from overlap_sched.pipeline.job import (
 from overlap_sched.pipeline.judge import violation
 from overlap_sched.pipeline.layout import FOLDED, MIRRORED, ONE_EACH, StageLayout
 from overlap_sched.pipeline.named import NAMED, lay_out_named, one_f_one_b
-from overlap_sched.pipeline.replay import pipeline_peaks, replay_pipeline, with_updates
+from overlap_sched.pipeline.replay import pipeline_peaks, replay_pipeline
 from tests.pipeline.test_graphs import HEAD, parsed
 from tests.support.pipeline_judge import measure_pipeline
 from tests.support.pipelines import read_schedule, uniform
@@ -143,7 +143,7 @@ def test_reductions_overlap_and_steps_wait() -> None:
     job = uniform(1, 2)
     stage = replace(job.stages[0], reduce=PipelineBlock(5.0, 3), step=PipelineBlock(2.0))
     job = replace(job, stages=(stage,))
-    replay = replay_pipeline(job, with_updates(job, one_f_one_b(1, 2)))
+    replay = replay_pipeline(job, job.with_updates(one_f_one_b(1, 2)))
     assert [(str(run.item), run.start_us, run.end_us) for run in replay.items[0]][-2:] == [
         ("0REDUCE_GRAD", 6.0, 11.0),
         ("0STEP", 11.0, 13.0),

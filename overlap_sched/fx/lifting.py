@@ -40,7 +40,7 @@ from overlap_sched.cost.model import FinishingModel, LaunchingModel
 from overlap_sched.cost.placement import DataflowNode, Facts, Nodes, Placement, nodes_of_ranks, place, sharding_groups
 from overlap_sched.errors import OptionsError
 from overlap_sched.fx.calls import GROUPS_KEY, call_of, live_ranks, name_and_group
-from overlap_sched.fx.costs import Cost, Costs, Fusion, costs_of
+from overlap_sched.fx.costs import Cost, Costs, Fusion, Pricing
 from overlap_sched.fx.graphs import graph_of, marks_of, module_of
 from overlap_sched.fx.hazards import graph_hazards
 from overlap_sched.fx.operators import Ordering, Role
@@ -421,7 +421,7 @@ def lift(
     after = graph_hazards(reading, name_of)
     alloc, use, storages = memory_of(reading, memory_model, kept)
     model = model or (Roofline() if on is None else model_of(on))
-    costs = costs_of(reading, model, cost, group_table, fusion, after)
+    costs = Pricing(model, group_table, fusion).costs(reading, cost, after)
     bare = (_node(reading, v, after, costs, name_of) for v in range(len(reading.nodes)))
     listed = [node._replace(alloc=a, use=u) for node, a, u in zip(bare, alloc, use, strict=True)]
     nodes, stands_for = with_company(listed, reading.ends, reading.outside, group_table, model)

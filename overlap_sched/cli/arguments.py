@@ -112,6 +112,8 @@ class InputLimits:
     max_nodes: Annotated[int, Flag(whole_number, "a whole number of 1 or more")] = DEFAULT_LIMITS.nodes
     """N: refuse a graph with more nodes; each part of a split or an unbind counts as one"""
 
+    given: str = ""
+
     @property
     def limits(self) -> Limits:
         """Both."""
@@ -267,7 +269,6 @@ class ReportCommand(Rewriting):
     beside: Annotated[str | None, Flag(file="in")] = None
     """ORDER.json: also another order of the graph, a JSON list of node names: torch's (`scripts/torch_order.py`), or
     what `plan --out` wrote"""
-    given: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -355,7 +356,6 @@ class FitCommand(Input):
     """fail rather than keep the graph as it is when the search fails"""
     json: bool = False
     """print the figures as one JSON object (`overlap-sched schema fit`)"""
-    given: str = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -417,7 +417,6 @@ class PipelineCommand(InputLimits):
     """OUT.html: write one HTML file with a picture of each schedule: ranks by time, and memory"""
     json: bool = False
     """print the figures as one JSON object (`overlap-sched schema pipeline`)"""
-    given: str = ""
 
     def __post_init__(self) -> None:
         near = f" Did you mean --schedules {self.schedule}, which compares?" if self.schedule else ""

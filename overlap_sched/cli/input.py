@@ -23,7 +23,7 @@ from overlap_sched.errors import OptionsError
 from overlap_sched.options import Options
 from overlap_sched.problem import Problem
 from overlap_sched.problem.file import problem_bytes, read_problem, redact_problem
-from overlap_sched.problem.pins import pinned
+from overlap_sched.problem.pins import BINDS_NOTHING, binds_nothing, pinned
 from overlap_sched.report.files import write_file
 from overlap_sched.report.table import complain, shown
 from overlap_sched.report.words.graph import profile_notes, profile_table
@@ -105,12 +105,10 @@ def options_for(source: Input, options: Options, problem: Problem) -> Options:
     """Return how to schedule a problem, in its memory model unless one is given."""
     asked = replace(options, memory_model=source.memory_model or problem.memory_model)
     for one in pinned(problem, asked.pins)[: len(asked.pins)]:  # others are of nodes, and perhaps for another graph
-        if not one.nodes or (one.pin.rule.startswith("not ") and not one.anchors):
+        if (why := binds_nothing(problem, one)) in ("pins_about_nothing", "pins_about_waits"):
             operators = ", ".join(sorted({problem.nodes[v].op for v in problem.collectives})) or "none"
-            modules = sorted({node.module for node in problem.nodes if node.module})
-            some = ", ".join([*modules[:8], *["..."] * (len(modules) > 8)]) or "none"
-            it = f"--pins {one.pin.text!r} is about nothing in {problem.name}"
-            raise OptionsError(f"{it}: its collectives are {operators}, its modules {some}.")
+            there = f"The collectives of {problem.name} are {operators}."
+            raise OptionsError(f"--pins {one.pin.text!r}: {BINDS_NOTHING[why]}. {there}")
     return asked
 
 

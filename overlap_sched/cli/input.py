@@ -15,7 +15,6 @@ from rich.console import RenderableType
 from overlap_sched.cli.arguments import Input
 from overlap_sched.cost import FREE, H100, CostModel, Price, Roofline, device_named
 from overlap_sched.cost.cluster import ASSUMED, Cluster, MeshDimension, read_cluster
-from overlap_sched.cost.collectives import model_of
 from overlap_sched.cost.placement import ranks_along
 from overlap_sched.cost.plausible import question_step
 from overlap_sched.cost.profile import Profile, RankTrace, apply_profile, read_traces
@@ -221,12 +220,12 @@ def _load_dump(source: Input, tell: Tell, wants: Collection[Want]) -> Loaded:
         progress=lambda done, total: tell(f"reading {source.problem}: {done:,} of {total:,} nodes"),
     )
     tell("lifting the graph")
-    fusion, model = source.fusion or "inductor", Roofline(device) if cluster is None else model_of(cluster)
+    fusion = source.fusion or "inductor"
     lifted = lift(
         dump.gm,
         name=dump.name,
         memory_model=source.memory_model or "runtime",
-        model=model if cluster is None else None,
+        model=Roofline(device) if cluster is None else None,
         cluster=cluster,
         mesh=mesh_of(source),
         contention=not source.no_contention,
@@ -238,11 +237,8 @@ def _load_dump(source: Input, tell: Tell, wants: Collection[Want]) -> Loaded:
     notes += [placement.assumed for placement in lifted.placements.values() if placement.assumed]
     notes += [] if profile is None else profile_notes(profile)
     if cluster is not None and source.cluster is None and lifted.problem.collectives:
-        slowed = "" if source.no_contention else ", compute slower beside collectives (--no-contention: not slower)"
-        notes.append(
-            f"collectives are priced for {cluster.name}, as nothing says where the graph runs: "
-            f"{cluster.ranks_per_node} ranks per node{slowed}; say otherwise with --cluster FILE_OR_NAME"
-        )
+        where = f"{cluster.name} with {cluster.ranks_per_node} ranks per node"
+        notes.append(f"collectives are priced for {where}, which is a guess: say otherwise with --cluster FILE_OR_NAME")
     on, rewriting = device if cluster is None else cluster.device, "rewrites" in wants
     return Loaded(
         lifted.problem,
@@ -250,7 +246,7 @@ def _load_dump(source: Input, tell: Tell, wants: Collection[Want]) -> Loaded:
         tuple(notes),
         profile,
         {"device": on.name, "cluster": None if cluster is None else cluster.name, "fusion": fusion},
-        model,
+        lifted.model,
         alike=alike_of(dump.gm) if rewriting else None,
         refuses=refusals_in(lifted) if rewriting else refuse_nothing,
         rerun=rerunnable(dump.gm) if rewriting else None,

@@ -80,7 +80,7 @@ def what_text(rewrite: Rewrite) -> str:
 
 
 def costs(found: Fit) -> list[tuple[Record, str]]:
-    """Return what each rewrite of the best plan costs (copies take their stream longer), and whose value it is about."""
+    """Return what each rewrite of the best plan costs (copies take their stream longer), and of which operator."""
     nodes = {node.name: node for node in found.best.problem.nodes}
     alone = {effect.rewrite: effect for effect in found.effects}
     return [_cost(found.best, nodes, one, alone.get(one)) for one in found.best.rewrites]

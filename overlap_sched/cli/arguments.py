@@ -5,12 +5,10 @@ quick.
 """
 
 import math
-from collections import Counter
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from overlap_sched.cli.flags import SCHEDULING, Flag, limit_bytes, refuse, whole_number
-from overlap_sched.errors import OptionsError
 from overlap_sched.options import Options
 from overlap_sched.pipeline.csv_file import CsvFormat
 from overlap_sched.problem import MemoryModel
@@ -185,16 +183,11 @@ class Input(InputLimits):
             ),
             (self.redact and not self.save_problem, "--redact is for --save-problem OUT.json: give that, too."),
         )
-        _ = self.contention
 
     @property
     def contention(self) -> Contention:
-        """The contention of ``--slowdown`` and ``--link``: it replaces the file's, key by key."""
-        links = tuple(pair for pairs in self.link for pair in pairs)
-        for option, pairs in (("--slowdown", self.slowdown), ("--link", links)):
-            if twice := [name for name, times in Counter(name for name, _ in pairs).items() if times > 1]:
-                raise OptionsError(f"{option}: {twice[0] or 'every kind'!r} is given twice. Give it once.")
-        return Contention(dict(self.slowdown), dict(links))
+        """The contention of ``--slowdown`` and ``--link``: replaces the file's, key by key; the last given counts."""
+        return Contention(dict(self.slowdown), dict(pair for pairs in self.link for pair in pairs))
 
 
 @dataclass(frozen=True, kw_only=True)

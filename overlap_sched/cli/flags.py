@@ -41,14 +41,9 @@ SCHEDULING = (
 )  # fmt: skip
 """Options that are flags of each command that schedules."""
 EXIT_CODES = """\
-exit codes:
-  0    fine
-  1    the original order was kept because the new one failed verification (with --strict: an error, nothing written)
-  2    bad usage, bad input, or a file that cannot be written; one line on standard error says which
-  4    no order (`fit`: no plan) was found that runs in --memory-limit
-  70   a bug in overlap_sched, with a traceback
-  130  interrupted (Ctrl-C)
-  141  whoever read the output stopped reading
+exit codes: 0 fine; 1 the original order was kept because the new one failed verification (with --strict: an error,
+nothing written); 2 bad usage, bad input, or a file that cannot be written; 4 no order (`fit`: no plan) was found that
+runs in --memory-limit; 70 a bug in overlap_sched; 130 interrupted; 141 whoever read the output stopped reading.
 
 All times and memory are simulated: one compute stream, one stream per process group.
 """

@@ -10,7 +10,6 @@ from overlap_sched.problem import Node
 from overlap_sched.report.table import captioned_table
 from overlap_sched.report.units import change, count, duration, printable, size
 from overlap_sched.report.words.schedule import gap_percent
-from overlap_sched.scheduler.task import SAME_STEP
 from overlap_sched.transform.plan import Plan, Record
 from overlap_sched.transform.rewrites import Bucket, Fission, Keep, Offload, Recompute, Regather, Rewrite, Stream
 from overlap_sched.transform.search import Trial
@@ -22,20 +21,16 @@ _SHOWN = 12
 def rewrites_text(made: Plan) -> str:
     """Say what the best order without rewrites is, what was rewritten, what was tried and not taken."""
     without, bound_us = made.without.scheduled, made.without.lower_bound_us
+    refused = f"No plan with rewrites is taken: {made.fell_back or 'none is shorter within the memory budget'}."
+    taken = f"With {count(len(made.rewrites), 'rewrite')}: {duration(made.schedule.scheduled.step_us)}."
     lines = [
         f"Without rewrites the best order found takes {duration(without.step_us)}, "
-        f"{gap_percent(without.step_us, bound_us):.1f} % above its own bound of {duration(bound_us)}."
+        f"{gap_percent(without.step_us, bound_us):.1f} % above its own bound of {duration(bound_us)}.",
+        taken if made.rewrites else refused,
+        *(f"  {record_text(one)}" for one in sorted(made.records, key=lambda one: -one.stream_us)[:_SHOWN]),
     ]
-    if not made.rewrites:
-        shorter = any(trial.order and trial.step_us < without.step_us * (1 - SAME_STEP) for trial in made.trials)
-        why = f": {made.fell_back}" if made.fell_back else ": see why below" if shorter else ""
-        found = "No plan with rewrites is taken" if shorter else "No rewrite makes it shorter"
-        lines.append(f"{found} within the memory budget{why}.")
-    else:
-        lines.append(f"With {count(len(made.rewrites), 'rewrite')}: {duration(made.schedule.scheduled.step_us)}.")
-        lines += [f"  {record_text(one)}" for one in sorted(made.records, key=lambda one: -one.stream_us)[:_SHOWN]]
-        if len(made.records) > _SHOWN:
-            lines.append(f"  and {len(made.records) - _SHOWN} more (--json lists all)")
+    if len(made.records) > _SHOWN:
+        lines.append(f"  and {len(made.records) - _SHOWN} more (--json lists all)")
     lines += [f"Not rewritten: {why}" for why in made.refused]
     tried = [f"Tried {count(len(made.trials), 'plan')}:"] if made.trials else []
     return "\n".join([*lines, *tried, *(f"  {trial.what}: {outcome_text(trial)}" for trial in made.trials)])

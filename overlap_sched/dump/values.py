@@ -531,9 +531,8 @@ def run_operator(target: Any, args: Any, kwargs: Mapping[str, Any], tensors: Seq
     try:
         return target(*args, **kwargs)
     except Exception:  # whatever it is, the second try decides
-        devices = {tensor.device for tensor in tensors} | {
-            leaf for leaf in tree_leaves((args, dict(kwargs))) if isinstance(leaf, torch.device)
-        }
+        leaves = (leaf for leaf in tree_leaves((args, dict(kwargs))) if isinstance(leaf, torch.device))
+        devices = {*leaves, *(tensor.device for tensor in tensors)}
         elsewhere = sorted((device for device in devices if device.type != "cpu"), key=str)
         if not elsewhere:
             raise

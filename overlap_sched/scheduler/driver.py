@@ -128,11 +128,9 @@ def relink_far_from_bound(task: Task, reference: Reference, best: Candidate) -> 
 
     A first round is taken if it gains 2 %: below twice that, half of what lies between is too much to ask for.
     """
-    if not best.reasons or not count_rounds(task):
-        return best
-    if best.step_us <= lower_bound_us(task.problem) * (1 + 2 * TUNING.relink_gain):
-        return best
-    return relink(task, reference, best)
+    worth = best.reasons and count_rounds(task)
+    far = worth and best.step_us > lower_bound_us(task.problem) * (1 + 2 * TUNING.relink_gain)
+    return relink(task, reference, best) if far else best
 
 
 def without_contention(task: Task, reference: Reference, best: Candidate) -> Candidate:

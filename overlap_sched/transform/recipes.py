@@ -574,14 +574,8 @@ def places(at: Sequence[float], waits: Sequence[bool], parts: int) -> list[list[
     """
     starts = [i for i, wait in enumerate(waits) if not i or (wait and not waits[i - 1])]
     stages = list(pairwise([*starts, len(at)]))
-    return [
-        [
-            at[begin] + (p * (end - begin) + i - begin) / (parts * (end - begin) + 1)
-            for begin, end in stages
-            for i in range(begin, end)
-        ]
-        for p in range(parts)
-    ]
+    spans = [(at[begin], end - begin, i) for begin, end in stages for i in range(end - begin)]
+    return [[start + (p * length + i) / (parts * length + 1) for start, length, i in spans] for p in range(parts)]
 
 
 def unique(ids: Iterable[V]) -> tuple[V, ...]:

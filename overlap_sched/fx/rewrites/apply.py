@@ -51,9 +51,8 @@ class Pending:
 
         All is worked out before: other ranks do the same by now, so nothing may fail here.
         """
-        graph = self.gm.graph if isinstance(self.gm, fx.GraphModule) else self.gm
         for node in self.gone:
-            graph.erase_node(node)
+            self.draft.graph.erase_node(node)
         link(self.gm, self.order)
 
     def undo(self) -> None:

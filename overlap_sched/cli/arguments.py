@@ -5,12 +5,10 @@ quick.
 """
 
 import math
-from collections import Counter
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from overlap_sched.cli.flags import SCHEDULING, Flag, limit_bytes, refuse, whole_number
-from overlap_sched.errors import OptionsError
 from overlap_sched.options import Options
 from overlap_sched.pipeline.csv_file import CsvFormat
 from overlap_sched.problem import MemoryModel
@@ -112,6 +110,8 @@ class InputLimits:
     max_nodes: Annotated[int, Flag(whole_number, "a whole number of 1 or more")] = DEFAULT_LIMITS.nodes
     """N: refuse a graph with more nodes; each part of a split or an unbind counts as one"""
 
+    given: str = ""
+
     @property
     def limits(self) -> Limits:
         """Both."""
@@ -183,16 +183,11 @@ class Input(InputLimits):
             ),
             (self.redact and not self.save_problem, "--redact is for --save-problem OUT.json: give that, too."),
         )
-        _ = self.contention
 
     @property
     def contention(self) -> Contention:
-        """The contention of ``--slowdown`` and ``--link``: it replaces the file's, key by key."""
-        links = tuple(pair for pairs in self.link for pair in pairs)
-        for option, pairs in (("--slowdown", self.slowdown), ("--link", links)):
-            if twice := [name for name, times in Counter(name for name, _ in pairs).items() if times > 1]:
-                raise OptionsError(f"{option}: {twice[0] or 'every kind'!r} is given twice. Give it once.")
-        return Contention(dict(self.slowdown), dict(links))
+        """The contention of ``--slowdown`` and ``--link``: replaces the file's, key by key; the last given counts."""
+        return Contention(dict(self.slowdown), dict(pair for pairs in self.link for pair in pairs))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,7 +262,6 @@ class ReportCommand(Rewriting):
     beside: Annotated[str | None, Flag(file="in")] = None
     """ORDER.json: also another order of the graph, a JSON list of node names: torch's (`scripts/torch_order.py`), or
     what `plan --out` wrote"""
-    given: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -355,7 +349,6 @@ class FitCommand(Input):
     """fail rather than keep the graph as it is when the search fails"""
     json: bool = False
     """print the figures as one JSON object (`overlap-sched schema fit`)"""
-    given: str = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -417,7 +410,6 @@ class PipelineCommand(InputLimits):
     """OUT.html: write one HTML file with a picture of each schedule: ranks by time, and memory"""
     json: bool = False
     """print the figures as one JSON object (`overlap-sched schema pipeline`)"""
-    given: str = ""
 
     def __post_init__(self) -> None:
         near = f" Did you mean --schedules {self.schedule}, which compares?" if self.schedule else ""

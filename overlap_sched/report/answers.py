@@ -350,7 +350,6 @@ def fit_answer(found: Fit) -> FitAnswer:
     """Return the answer."""
     points = [found.original, found.without, found.best, *found.points]
     original, without, picked, *others = (_fill(PlanPoint, one, rewrites=len(one.rewrites)) for one in points)
-    pairs = zip(found.best.rewrites, costs(found), strict=True)
     return _fill(
         FitAnswer,
         found,
@@ -360,7 +359,10 @@ def fit_answer(found: Fit) -> FitAnswer:
         without=without,
         picked=picked,
         points=others,
-        rewrites=[_fill(FitRewrite, cost, rewrite=to_json([one])[0]) for one, cost in pairs],
+        rewrites=[
+            FitRewrite(to_json([one.rewrite])[0], -one.held_bytes, one.compute_us, -one.stream_us)
+            for one, _ in costs(found)
+        ],
         reserved=found.held,
     )
 

@@ -38,7 +38,7 @@ from overlap_sched.scheduler.driver import Figures, Schedule, figures_of, schedu
 from overlap_sched.scheduler.explain import decisions
 from overlap_sched.scheduler.task import Candidate, Task
 from overlap_sched.simulate.ledger import LiveRanges
-from overlap_sched.transform.plan import Plan, Record
+from overlap_sched.transform.plan import Plan
 from overlap_sched.transform.rewrites import Bucket, Stream
 
 FIGURES = ("peak_bytes", "step_us", "exposed_us")
@@ -88,10 +88,7 @@ def extras_of_fit(found: Fit) -> tuple[Schedule, Extras]:
         return replace(made, original=original, headroom_bytes=headroom_bytes, base_bytes=base_bytes, decisions=why)
 
     best = shown(found.best, limit_bytes - base_bytes)
-    records = tuple(
-        Record(rewrite, -cost.copy_us, cost.compute_us, -cost.bytes)  # longer on the streams to the host; kept no more
-        for rewrite, cost in zip(found.best.rewrites, rewrites.costs(found), strict=True)
-    )
+    records = tuple(record for record, _ in rewrites.costs(found))
     return best, Extras(
         Plan(found.best.rewrites, best, shown(found.without, 0), records),
         frontier=found.points,

@@ -113,11 +113,10 @@ JOBS = (
     ),
     Job(
         "64 GPUs, one model",
-        "Which PP x TP x DP trains Llama-3-70B fastest on 64 H100? [From dimensions](pipelines.md#from-a-models-"
-        "dimensions-to-the-picture-in-two-minutes).",
+        "Which PP x TP x DP trains Llama-3-70B fastest on 64 H100? [Pipelined jobs](pipelines.md) has the figures.",
         "capacity",
         f"{INSTANCES}/question.toml",
-        ("capacity {problem}",),
+        (),
         "capacity {problem}",
         caption="The best: ranks by time, micro-batches by number, live bytes below.",
         shown="main",

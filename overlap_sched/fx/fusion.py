@@ -223,14 +223,10 @@ def _reduction(r: Reading, v: int, reads: tuple[Read, ...], after: tuple[int, ..
     return FusionStep("reduction", reads, r.value_bytes[v], points, max(reduced, 1), inner, after=after)
 
 
-_aten = torch.ops.aten
-_LAST_DIMS = frozenset({_aten.native_layer_norm, getattr(_aten, "_fused_rms_norm", None)})
-
-
 def _reduced_dims(node: fx.Node, rank: int) -> set[int]:
     """The dimensions that a reduction runs along; all where it names none."""
     arguments = arguments_of(node.target, node.args, node.kwargs)
-    if node.target.overloadpacket in _LAST_DIMS:
+    if "normalized_shape" in arguments:
         return set(range(rank - len(arguments["normalized_shape"]), rank))
     given: Any = arguments.get("dim", arguments.get("dims"))
     dims = [given] if isinstance(given, int) else given

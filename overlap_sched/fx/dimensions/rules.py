@@ -185,11 +185,6 @@ def is_pointwise(target: Any) -> bool:
     return torch.Tag.pointwise in target.tags and torch.Tag.nondeterministic_seeded not in target.tags
 
 
-Free = Callable[[Call, Cut, Sequence[Shape]], bool]
-"""Whether a call leaves the dimension alone along which its tensors of these shapes are cut."""
-Gives = Callable[[Call, Cut], Given | tuple[Given, ...]]
-
-
 def _each(call: Call, given: Given) -> Given | tuple[Given, ...]:
     value = call.node.meta["val"]
     return (given,) * len(value) if isinstance(value, list | tuple) else given
@@ -203,13 +198,16 @@ def _gradients(call: Call, cut: Cut) -> tuple[Given, ...]:
 
 def _alike(
     *names: str,
-    free: Free | None = None,
+    free: Callable[[Call, Cut, Sequence[Shape]], bool] | None = None,
     why: str = "it goes over the dimension that is cut",
     of: int = 1,
-    gives: Gives = _each,
+    gives: Callable[[Call, Cut], Given | tuple[Given, ...]] = _each,
     changes: Callable[[Call, Cut], Mapping[str, Any]] = lambda call, cut: {},
 ) -> Rule:
-    """Tensors are cut alike (:meth:`Call.alike`), and so are the results: what it does goes over other dimensions."""
+    """Tensors are cut alike (:meth:`Call.alike`), and so are the results: what it does goes over other dimensions.
+
+    ``free``: whether a call leaves the dimension alone along which its tensors, of these shapes, are cut.
+    """
 
     def rule(call: Call) -> CallCut:
         needs, cut = call.alike(*names, of=of)

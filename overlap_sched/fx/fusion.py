@@ -154,8 +154,7 @@ def steps_of(
     for v, node in enumerate(reading.nodes):
         if node.op == "output":
             for u in reading.inputs[v]:
-                made = steps[looks[u].value]
-                if made is not None:
+                if (made := steps[looks[u].value]) is not None:
                     steps[looks[u].value] = made._replace(kept=True)
     return steps
 
@@ -191,8 +190,7 @@ def _step(r: Reading, looks: Sequence[_Look], v: int, after: Collection[int], ru
     for u in r.looked_at(v):
         value, window, aligned = looks[u]
         whole = r.value_bytes[value]
-        nbytes = min(r.value_bytes[u], whole)
-        if nbytes:
+        if nbytes := min(r.value_bytes[u], whole):
             reads.append(Read(value, window, nbytes, whole, aligned))
     before = tuple([looks[u].value for u in (*after, *r.order_only.get(v, ()))])
     if loop is None:

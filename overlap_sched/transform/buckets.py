@@ -115,8 +115,7 @@ def host_times(problem: Problem) -> Mapping[NodeId, float]:
     """Return per collective what launching it and ending its waits takes of the compute stream, if anything. Linear."""
     nodes, times = problem.nodes, defaultdict[NodeId, float](float)
     for v, node in enumerate(nodes):
-        of = v if node.kind is Kind.COLLECTIVE else node.collective
-        if of is not None:
+        if (of := v if node.kind is Kind.COLLECTIVE else node.collective) is not None:
             for u in node.deps:
                 if nodes[u].op in OF_HOST:
                     times[of] += nodes[u].time_us

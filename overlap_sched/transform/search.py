@@ -301,8 +301,7 @@ class RewriteSearch:
         except RewriteError as error:
             return replace(trial, why_not=str(error))
         live_ranges = LiveRanges(problem)
-        over_bytes = int(live_ranges.profile(problem.original_order).max()) - self.budget_bytes
-        if over_bytes > 0:
+        if (over_bytes := int(live_ranges.profile(problem.original_order).max()) - self.budget_bytes) > 0:
             return replace(trial, why_not=f"{over_bytes:,} bytes above the budget before anything is moved")
         start = tuple(order) if self.whole is None else order_as_it_was(self.whole, self.problem, order)
         reference, beat_us = Reference(problem, problem.original_order, live_ranges), self.state.best_us

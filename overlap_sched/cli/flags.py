@@ -12,6 +12,7 @@ import re
 import shlex
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache, partial
 from itertools import pairwise
@@ -20,7 +21,6 @@ from typing import Annotated, Any, Literal, NamedTuple, NoReturn, TypeVar, get_a
 
 from overlap_sched.errors import OptionsError
 from overlap_sched.options import GONE, Options, RewriteKind, close_to
-from overlap_sched.problem import MAX_TOTAL_BYTES
 from overlap_sched.problem.file import nameable
 from overlap_sched.problem.sizes import parse_limit
 
@@ -40,14 +40,9 @@ SCHEDULING = (
 )  # fmt: skip
 """Options that are flags of each command that schedules."""
 EXIT_CODES = """\
-exit codes:
-  0    fine
-  1    the original order was kept because the new one failed verification (with --strict: an error, nothing written)
-  2    bad usage, bad input, or a file that cannot be written; one line on standard error says which
-  4    no order (`fit`: no plan) was found that runs in --memory-limit
-  70   a bug in overlap_sched, with a traceback
-  130  interrupted (Ctrl-C)
-  141  whoever read the output stopped reading
+exit codes: 0 fine; 1 the original order was kept because the new one failed verification (with --strict: an error,
+nothing written); 2 bad usage, bad input, or a file that cannot be written; 4 no order (`fit`: no plan) was found that
+runs in --memory-limit; 70 a bug in overlap_sched; 130 interrupted; 141 whoever read the output stopped reading.
 
 All times and memory are simulated: one compute stream, one stream per process group.
 """
@@ -271,41 +266,29 @@ def check_files(command: Any) -> None:
     from overlap_sched.report.files import check_writable
     from overlap_sched.report.pictures import check_plot
 
-    seen: list[tuple[str, str]] = []
+    seen: dict[str, str] = {}
     named = [(field.flag.file, _name_of(field), field.name) for field in _fields_of(type(command)) if field.flag.file]
-    for file, option, name in sorted(named, key=lambda each: each[0]):  # those read, then those written
+    for file, option, name in sorted(named):  # those read, then those written
         value = getattr(command, name)
         for path in value if isinstance(value, tuple) else [] if value is None else [value]:
             if file == "out":
                 if not path:
                     raise OptionsError(f"{option}: the name of the file is empty. Name a file, or leave {option} out.")
-                for other, taken in seen:
-                    if _same_file(path, taken):
-                        raise OptionsError(f"{option} {path}: would overwrite {other}, {taken}. Name another file.")
                 check_writable(path)
+                real = os.path.realpath(path)
+                if real in seen and (os.path.isfile(real) or not os.path.exists(real)):  # else a terminal, or the like
+                    raise OptionsError(f"{option} {path}: would overwrite {seen[real]}. Name another file.")
                 if option == "--plot":
                     check_plot(path)
-            seen.append((option, path))
-
-
-def _same_file(one: str, other: str) -> bool:
-    """Tell whether two paths lead to one file, also through links. What is no plain file (a terminal) may be shared."""
-    try:
-        a, b = (os.path.realpath(nameable(path)) for path in (one, other))
-    except OSError:  # no file at all
-        return False
-    if os.path.exists(a) and os.path.exists(b):
-        return os.path.isfile(a) and os.path.samefile(a, b)
-    return a == b
+            with suppress(OSError):  # no file at all
+                seen[os.path.realpath(nameable(path))] = f"{option}, {path}"
 
 
 def limit_bytes(option: str, text: str, original_peak_bytes: int) -> int:
     """Read a memory limit in bytes: ``80GB``, ``24GiB``, or percent of the original peak."""
-    meant = "a size with a unit (80GB, 24GiB) or percent of the original peak (90%)"
-    found = parse_limit(option, text, original_peak_bytes, meant)
-    if found > MAX_TOTAL_BYTES:
-        raise OptionsError(f"{option} is {shortened(text)!r}; write {meant}.")
-    return found
+    return parse_limit(
+        option, text, original_peak_bytes, "a size with a unit (80GB, 24GiB) or percent of the original peak (90%)"
+    )
 
 
 def shortened(text: str) -> str:

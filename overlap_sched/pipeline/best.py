@@ -27,7 +27,7 @@ from overlap_sched.pipeline.job import PipelineJob, recompute_stages
 from overlap_sched.pipeline.judge import limited_bound_us, violation
 from overlap_sched.pipeline.layout import FOLDED, MIRRORED, TWO_WAVES, StageLayout
 from overlap_sched.pipeline.named import NAMED, interleaved_in, lay_out_named
-from overlap_sched.pipeline.replay import PipelineClock, excess_bytes, least_part, with_updates
+from overlap_sched.pipeline.replay import PipelineClock, excess_bytes, least_part
 
 FOUND = "found"
 """How the schedule is called."""
@@ -124,7 +124,7 @@ class ScheduleSearch:
             if found is None or found.orders in self._seen:
                 return
             self._seen.add(found.orders)
-            schedule = with_updates(job, found)
+            schedule = job.with_updates(found)
             if clock.step_us(clock.orders_of(schedule)) > self.best_us * WORTH:
                 return
             excess = excess_bytes(job, clock.replay(schedule))
@@ -257,4 +257,4 @@ def _solve(trial: _Trial, best_us: float, work: float) -> None:
     if start is None or bound_us <= best_us:  # else its rounding is at fault: there is a schedule
         trial.bound_us = max(trial.bound_us, min(bound_us, best_us))
     if schedule is not None:
-        search.add(with_updates(search.clock.job, schedule), "solved", trial.step_us * (1 - SAME))
+        search.add(search.clock.job.with_updates(schedule), "solved", trial.step_us * (1 - SAME))

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from typing import Literal
 
 from overlap_sched.errors import PipelineError
-from overlap_sched.pipeline.action import SENDS, UPDATES, Action, Item, PipelineSchedule, parts
+from overlap_sched.pipeline.action import SENDS, UPDATES, Action, Item, PipelineSchedule, parts, with_last_gradients
 from overlap_sched.pipeline.job import PipelineJob
-from overlap_sched.pipeline.replay import PipelineReplay, with_last_gradients
+from overlap_sched.pipeline.replay import PipelineReplay
 
 
 def with_transfers(job: PipelineJob, schedule: PipelineSchedule, replay: PipelineReplay) -> PipelineSchedule:

@@ -16,14 +16,7 @@ from overlap_sched.cost.cluster import Cluster, read_cluster
 from overlap_sched.cost.toml_file import Bandwidth, Bytes, Count, Number, Positive, Table, Time, decode_toml, read_size
 from overlap_sched.errors import CostError, PipelineError
 from overlap_sched.pipeline.graphs import GraphBlock, GraphSource, JobGraphs
-from overlap_sched.pipeline.job import (
-    PipelineBlock,
-    PipelineJob,
-    PipelineLink,
-    PipelineStage,
-    Route,
-    with_recomputation,
-)
+from overlap_sched.pipeline.job import PipelineBlock, PipelineJob, PipelineLink, PipelineStage, Route
 from overlap_sched.pipeline.layers import ModelStage, cut_model
 from overlap_sched.problem import Problem
 from overlap_sched.problem.file import DEFAULT_LIMITS, DamagedError, Limits, read_bytes
@@ -154,7 +147,7 @@ def parse_job(
         way = one.recompute if isinstance(one.recompute, _RecomputeTable) else _RecomputeTable()
         for _ in range(one.repeat):
             sends = _with_outputs(stage, received)
-            stages.append(with_recomputation(sends, received, way.time, way.saved) if one.recompute else sends)
+            stages.append(sends.recomputing(received, way.time, way.saved) if one.recompute else sends)
             received = stage.forward.output_bytes
     try:
         cluster = read_cluster(_near(folder, file.cluster)) if file.cluster else None

@@ -14,7 +14,7 @@ from overlap_sched.judge.replay import replay
 from overlap_sched.options import Options, close_to, replayed_allocator
 from overlap_sched.problem import ANY_GROUP, MAX_TOTAL_BYTES, Kind, NodeId, Order, Problem
 from overlap_sched.problem.contention import Contention
-from overlap_sched.problem.pins import BINDS_NOTHING, binds_nothing, pinned
+from overlap_sched.problem.pins import pinned
 from overlap_sched.problem.precedence import launched_on
 from overlap_sched.problem.sizes import EXPANDABLE, PLAIN, VARIABLES, AllocatorSettings
 from overlap_sched.report.table import align_rows, captioned_table
@@ -82,19 +82,16 @@ def with_contention_line(text: str, contention: Contention) -> str:
     def kind_text(kind: str, kinds: Mapping[str, float]) -> str:
         return f"{printable(kind)}*" if kind else f"any {'other ' * (len(kinds) > 1)}collective"
 
-    parts, slowdown = [], contention.slowdown
-    if any(factor != 1.0 for factor in slowdown.values()):
-        kinds = sorted(slowdown, key=lambda kind: kind == "")  # "any other" comes last
-        beside = (f"{slowdown[kind]:.15g} times as long beside {kind_text(kind, slowdown)}" for kind in kinds)
-        parts.append(f"compute takes {', '.join(beside)}")
-    if contention.shares:
-        taken = (f"{share:.15g} where it is bound by its {kind}" for kind, share in contention.shares.items())
-        parts.append(f"of that it takes {' and '.join(taken)}")
+    slowdown = sorted(contention.slowdown.items(), key=lambda one: one[0] == "")  # "any other" comes last
+    beside = [f"{factor:.15g} times as long beside {kind_text(kind, contention.slowdown)}" for kind, factor in slowdown]
+    parts = [f"compute takes {', '.join(beside)}"] * any(factor != 1.0 for _, factor in slowdown)
+    for kind, share in contention.shares.items():
+        parts.append(f"{share:.15g} of that where compute is bound by its {kind}")
     for kind, factor in contention.stretch.items():
         parts.append(f"{kind_text(kind, contention.stretch)} takes {factor:.15g} times as long beside compute")
     if contention.lanes > 1:
-        each = f"where each takes {contention.crowding:.15g} times as long as one alone"
-        parts.append(f"{contention.lanes} collectives of a group are in flight at once, {each}")
+        each = f"each takes {contention.crowding:.15g} times as long as one alone"
+        parts.append(f"of {contention.lanes} collectives of a group in flight at once {each}")
     for link in contention.shared_links:
         *groups, last = sorted(printable(group) for group, its in contention.links.items() if its == link)
         parts.append(f"groups {', '.join(groups)} and {last} share link {printable(link)}")
@@ -102,14 +99,10 @@ def with_contention_line(text: str, contention: Contention) -> str:
 
 
 def pins_text(schedule: Schedule) -> str:
-    """Say which pins the order keeps, or which it was to keep, and which bind nothing; ``""``: there are none."""
-    listed = []
-    for one in pinned(schedule.problem, schedule.options.pins):
-        nothing = BINDS_NOTHING.get(binds_nothing(schedule.problem, one))
-        about = count(len(one.nodes), "node") if nothing is None else f"binds nothing: {nothing}"
-        listed.append(f"'{printable(one.pin.text)}' ({about})")
-    kept = "Pins kept" if schedule.fell_back is None else "Pins asked for"
-    return f"{kept}: {', '.join(listed)}." if listed else ""
+    """Say which pins the order keeps, or was to keep, and of how many nodes they are; ``""``: there are none."""
+    found = pinned(schedule.problem, schedule.options.pins)
+    listed = [f"'{printable(one.pin.text)}' ({count(len(one.nodes), 'node')})" for one in found]
+    return f"Pins {'kept' if schedule.fell_back is None else 'asked for'}: {', '.join(listed)}." if listed else ""
 
 
 def collectives_text(problem: Problem) -> str:
@@ -353,15 +346,14 @@ def _record(schedule: Schedule, decision: Decision, called: Mapping[str, str]) -
     group, module = problem.groups[node.group or ""], f" in {printable(node.module)}" if node.module else ""
     hiding = [f"{printable(problem.nodes[v].name)} ({duration(problem.nodes[v].time_us)})" for v in decision.under]
     under = f" under {', '.join(hiding)}" if hiding else ""
-    by, waited = decision.original_position - decision.position, "nothing in this graph waits for it"
-    moved = f"originally {decision.original_position:,}: {abs(by):,} {'earlier' if by > 0 else 'later'}"
+    waited = "nothing in this graph waits for it"
     if decision.collective in problem.waits:
         waited = f"first waited for at {duration(decision.wait_us)}"
     lines = [
         f"{printable(node.name)}{module}: {printable(node.op) or 'collective'} on group {called[node.group or '']} "
         f"of {group.size}, {size(node.bytes)}, {duration(node.time_us)}",
         f"  exposed {duration(decision.exposed_us)}, hidden {duration(decision.hidden_us)}{under}",
-        f"  launched at position {decision.position:,} ({moved if by else 'as originally'}), at "
+        f"  launched at position {decision.position:,} (originally {decision.original_position:,}), at "
         f"{duration(decision.launch_us)}: {WHY[decision.reason]}",
         f"  ran from {duration(decision.start_us)} to {duration(decision.finish_us)}; {waited}",
         f"  blocked by {blocked_by(problem, decision)}",

@@ -20,7 +20,7 @@ from overlap_sched.pipeline.job_file import parse_job
 from overlap_sched.pipeline.layers import cut_model
 from overlap_sched.problem import Group, Kind, Node, Problem
 from tests.support.dump_graphs import forward_and_backward
-from tests.support.graphs import Maker
+from tests.support.graphs import Maker, Value
 
 LAYERS, WIDTH, ROWS, WORDS = 5, 8, 6, 16
 HIDDEN = ROWS * WIDTH * 4
@@ -164,14 +164,20 @@ def test_names_of_modules_say_what_a_layer_is(inputs_alone: bool) -> None:
 def test_no_wait_is_parted_from_its_collective_and_what_is_shared_is_where_it_is_first_needed() -> None:
     """Layers of a product, an all_reduce and its wait; the first and the last one read one cast weight."""
     made, back = Maker(), Maker()
+
+    def launched(name: str, x: Value, op: str) -> Value:
+        sent, there = made.storage(8), made.storage(8)
+        launch = made.add(Node(name, Kind.COLLECTIVE, (x[0],), (sent,), (x[1],), 1.0, op, "g"))
+        return made.add(Node(f"{name}.wait", Kind.WAIT, (launch,), (there,), (sent,), collective=launch)), there
+
     tokens, table, weight = made.given("tokens", 8), made.given("table", 9, True), made.given("weight", 16, True)
     cast = made.compute("cast", 1.0, 16, weight, op="cast")
     x = made.compute("embedding", 1.0, 8, tokens, table, op="embedding")
-    x, products = made.launched("gather", x, 8, 1.0, "all_gather", "g", "wait"), []
+    x, products = launched("gather", x, "all_gather"), []
     for k in range(3):
         products.append(made.compute(f"mm{k}", 2.0, 8, x, *[cast] * (k != 1), op="mm"))
         x = made.compute(f"tanh{k}", 1.0, 8, products[k], op="tanh")
-        x = made.launched(f"sum{k}", x, 8, 1.0, "all_reduce", "g", f"wait{k}")
+        x = launched(f"sum{k}", x, "all_reduce")
     logits, loss = made.compute("head", 1.0, 4, x, op="head"), made.compute("loss", 1.0, 3, products[0], op="loss")
     forward = made.problem("forward", [logits, loss, *products], {"g": Group(2, True)})
     gradient = back.compute("head_back", 1.0, 8, back.given("tangents", 4))

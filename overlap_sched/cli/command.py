@@ -19,6 +19,7 @@ from overlap_sched import __version__
 from overlap_sched.cli import arguments as of_commands
 from overlap_sched.cli.flags import EXIT_CODES, NO_DIFF, Parser, check_files, parse, parser_of
 from overlap_sched.errors import OverlapSchedError, OverlapSchedWarning, VerificationError
+from overlap_sched.report.units import complain
 
 COMMANDS = {
     "plan": "find an order; print step, exposed time and memory before and after",
@@ -56,24 +57,24 @@ def _main(arguments: list[str]) -> int:
         with _one_line_warnings():
             return _run(_command_of(arguments), arguments[1:])
     except OverlapSchedError as error:
-        _complain(f"error: {error}")
+        complain(f"error: {error}")
         return FELL_BACK if isinstance(error, VerificationError) else BAD_INPUT
     except OSError as error:
         with suppress(OSError):  # Python flushes standard output once more at exit: let that succeed
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             return BROKEN_PIPE
-        _complain(f"error: {error}")
+        complain(f"error: {error}")
         return BAD_INPUT
     except KeyboardInterrupt:
-        _complain("interrupted")
+        complain("interrupted")
         return INTERRUPTED
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and error.name == "torch":
-            _complain("error: graph dumps and calibrate need torch: pip install 'overlap_sched[torch]'")
+            complain("error: graph dumps and calibrate need torch: pip install 'overlap_sched[torch]'")
             return BAD_INPUT
         traceback.print_exc()
-        _complain("this is a bug in overlap_sched: please report the lines above, and the input if you can")
+        complain("this is a bug in overlap_sched: please report the lines above, and the input if you can")
         return BUG
 
 
@@ -131,12 +132,6 @@ def _run(name: str, arguments: Sequence[str]) -> int:
     return int(code)
 
 
-def _complain(text: str) -> None:
-    from overlap_sched.report.table import complain
-
-    complain(text)
-
-
 @contextmanager
 def _open_streams() -> Iterator[None]:
     """Let what is written to a closed standard output or error (``>&-``) go nowhere, as in any program."""
@@ -152,7 +147,7 @@ def _one_line_warnings() -> Iterator[None]:
     """Show our own warnings always, others as Python is told to; all without a line of source code."""
 
     def show(message: Warning | str, *_: object, **__: object) -> None:
-        _complain(f"warning: {message}")
+        complain(f"warning: {message}")
 
     with warnings.catch_warnings():
         warnings.simplefilter("always", OverlapSchedWarning)

@@ -21,7 +21,6 @@ from typing import Annotated, Any, Literal, NamedTuple, NoReturn, TypeVar, get_a
 
 from overlap_sched.errors import OptionsError
 from overlap_sched.options import GONE, Options, RewriteKind, close_to
-from overlap_sched.problem import MAX_TOTAL_BYTES
 from overlap_sched.problem.file import nameable
 from overlap_sched.problem.sizes import parse_limit
 
@@ -287,11 +286,9 @@ def check_files(command: Any) -> None:
 
 def limit_bytes(option: str, text: str, original_peak_bytes: int) -> int:
     """Read a memory limit in bytes: ``80GB``, ``24GiB``, or percent of the original peak."""
-    meant = "a size with a unit (80GB, 24GiB) or percent of the original peak (90%)"
-    found = parse_limit(option, text, original_peak_bytes, meant)
-    if found > MAX_TOTAL_BYTES:
-        raise OptionsError(f"{option} is {shortened(text)!r}; write {meant}.")
-    return found
+    return parse_limit(
+        option, text, original_peak_bytes, "a size with a unit (80GB, 24GiB) or percent of the original peak (90%)"
+    )
 
 
 def shortened(text: str) -> str:

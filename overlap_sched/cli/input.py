@@ -17,14 +17,15 @@ from overlap_sched.cost import FREE, H100, CostModel, Price, Roofline, device_na
 from overlap_sched.cost.cluster import ASSUMED, Cluster, MeshDimension, read_cluster
 from overlap_sched.cost.placement import ranks_along
 from overlap_sched.cost.plausible import question_step
-from overlap_sched.cost.profile import Profile, RankTrace, apply_profile, read_traces
+from overlap_sched.cost.profile import Profile, apply_profile, read_traces
 from overlap_sched.errors import OptionsError
 from overlap_sched.options import Options
 from overlap_sched.problem import Problem
 from overlap_sched.problem.file import problem_bytes, read_problem, redact_problem
 from overlap_sched.problem.pins import BINDS_NOTHING, binds_nothing, pinned
 from overlap_sched.report.files import write_file
-from overlap_sched.report.table import complain, shown
+from overlap_sched.report.table import shown
+from overlap_sched.report.units import complain
 from overlap_sched.report.words.graph import profile_notes, profile_table
 from overlap_sched.scheduler.driver import no_collection
 from overlap_sched.transform.rewrites import Fission
@@ -170,13 +171,8 @@ def _load_problem(source: Input, tell: Tell, wants: Collection[Want]) -> Loaded:
     prices = [Price(node.time_us, "file") if node.time_us else FREE for node in problem.nodes]
     if not source.profile:
         return Loaded(problem, tuple(prices))
-    problem, measured, profile = apply_profile(problem, prices, _traces(source, tell))
+    problem, measured, profile = apply_profile(problem, prices, read_traces(source.profile, source.limits))
     return Loaded(problem, measured, tuple(profile_notes(profile)), profile)
-
-
-def _traces(source: Input, tell: Tell) -> list[RankTrace]:
-    tell(f"reading {' '.join(source.profile)}")
-    return read_traces(source.profile, source.limits)
 
 
 def is_dump(path: str) -> bool:
@@ -231,7 +227,8 @@ def _load_dump(source: Input, tell: Tell, wants: Collection[Want]) -> Loaded:
         contention=not source.no_contention,
         fusion=fusion,
     )
-    lifted, profile = lifted_with_profile(lifted, _traces(source, tell)) if source.profile else (lifted, None)
+    traces = read_traces(source.profile, source.limits) if source.profile else []
+    lifted, profile = lifted_with_profile(lifted, traces) if traces else (lifted, None)
     notes = [*filter(None, [dump.choice]), *dump.notes, *sizes_to_give(dump.guessed)]
     notes += [f"{lifted.notes[key]} x {what}" for key, what in _GUESSES.items() if lifted.notes.get(key)]
     notes += [placement.assumed for placement in lifted.placements.values() if placement.assumed]

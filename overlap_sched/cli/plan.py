@@ -25,9 +25,9 @@ from overlap_sched.report import answers
 from overlap_sched.report.files import write_file, write_order
 from overlap_sched.report.page import Extras, extras_of_fit, write_page
 from overlap_sched.report.pictures import plot_memory, plot_schedule
-from overlap_sched.report.table import align_rows, captioned_table, complain
+from overlap_sched.report.table import align_rows, captioned_table
 from overlap_sched.report.trace import write_trace
-from overlap_sched.report.units import count, duration, printable, size
+from overlap_sched.report.units import complain, count, duration, printable, size
 from overlap_sched.report.words import schedule as words
 from overlap_sched.report.words.graph import peak_text
 from overlap_sched.report.words.rewrites import answer_line, points_table, rewrites_table, rewrites_text

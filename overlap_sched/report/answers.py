@@ -113,7 +113,7 @@ class PlanAnswer(_Scheduled, frozen=True, kw_only=True, tag_field="schema", tag=
 
     nodes: int
     original_step_us: float
-    bound_us: float
+    lower_bound_us: float = field(name="bound_us")
     gap_percent: float
     budget_bound_us: float
     gap_within_budget_percent: float
@@ -124,7 +124,7 @@ class PlanAnswer(_Scheduled, frozen=True, kw_only=True, tag_field="schema", tag=
     prices: PriceSource
     groups_together: dict[Literal["original", "scheduled"], int]
     concurrent_groups: Concurrent
-    unrestricted_step_us: float | None
+    unrestricted_us: float | None = field(name="unrestricted_step_us")
     schedule_s: float
     memory_limit_bytes: int | None
     short_bytes: int
@@ -145,7 +145,7 @@ def plan_answer(
     gain: tuple[float, float] | None = None,
 ) -> PlanAnswer:
     """Return the answer of a schedule; ``made``: the plan that it is of. What is not given is left out."""
-    before, after, bound_us = schedule.original, schedule.scheduled, schedule.lower_bound_us
+    before, after = schedule.original, schedule.scheduled
     more: dict[str, Any] = {}
     if made is not None:
         tried = [TriedPlan(one.what, one.step_us if one.order else None, one.why_not) for one in made.trials]
@@ -157,13 +157,11 @@ def plan_answer(
         *(schedule.problem, after, schedule, reserved),
         nodes=len(schedule.problem.nodes),
         original_step_us=before.step_us,
-        bound_us=bound_us,
-        gap_percent=gap_percent(after.step_us, bound_us),
+        gap_percent=gap_percent(after.step_us, schedule.lower_bound_us),
         gap_within_budget_percent=gap_percent(after.step_us, schedule.budget_bound_us),
         gain_range=gain,
         original_peak_bytes=before.peak_bytes,
         groups_together={"original": before.groups_together, "scheduled": after.groups_together},
-        unrestricted_step_us=schedule.unrestricted_us,
         prices=prices,
         concurrent_groups=schedule.options.concurrent_groups,
         **_shared(schedule),

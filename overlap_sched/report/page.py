@@ -52,20 +52,16 @@ class Extras:
     Attributes:
         made: The plan that the schedule is of.
         beside: Another order of the graph as it was (torch's, say), and what it is called.
-        frontier: The plans of a fit, by ascending peak.
-        answer: What a search for a memory limit has found, in a sentence; it says what the allocator lacks, too.
+        fit: The search that has found the plan.
         command: That made the page; ``""``: a program did.
         prices: Where its times come from, where that is known.
-        fits: Does it fit into the memory limit of a search? ``None``: that was not asked.
     """
 
     made: Plan | None = None
     beside: tuple[str, Order] | None = None
-    frontier: tuple[FitPoint, ...] = ()
-    answer: str | None = None
+    fit: Fit | None = None
     command: str = ""
     prices: PriceSource | UnsetType = UNSET
-    fits: bool | None = None
 
 
 NOTHING_ELSE = Extras()
@@ -89,17 +85,14 @@ def extras_of_fit(found: Fit) -> tuple[Schedule, Extras]:
 
     best = shown(found.best, limit_bytes - base_bytes)
     records = tuple(record for record, _ in rewrites.costs(found))
-    return best, Extras(
-        Plan(found.best.rewrites, best, shown(found.without, 0), records),
-        frontier=found.points,
-        answer=rewrites.answer_line(found),
-        fits=None if found.limit_bytes is None else found.fits,
-    )
+    return best, Extras(Plan(found.best.rewrites, best, shown(found.without, 0), records), fit=found)
 
 
 def page_data(schedule: Schedule, extras: Extras = NOTHING_ELSE) -> Page:
     """Collect what the page of a schedule shows."""
-    made = extras.made
+    made, found = extras.made, extras.fit
+    fits = None if found is None or found.limit_bytes is None else found.fits
+    answer = [] if found is None else [rewrites.answer_line(found)]
     original = schedule.problem if made is None else made.without.problem
     problems = (original,) if original is schedule.problem else (original, schedule.problem)
     reserved = words.reserved_of(schedule, original)
@@ -129,10 +122,10 @@ def page_data(schedule: Schedule, extras: Extras = NOTHING_ELSE) -> Page:
             row.append(cells.get(row[0], ""))
     return {
         "figures": to_builtins(plan_answer(schedule, made, reserved, extras.prices, gain)),
-        "verdict": words.verdict(schedule, original, reserved, extras.fits),
+        "verdict": words.verdict(schedule, original, reserved, fits),
         "columns": columns,
         "summary": summary,
-        "remarks": [*words.conditions(schedule).splitlines(), *words.remarks(schedule), *filter(None, [extras.answer])],
+        "remarks": [*words.conditions(schedule).splitlines(), *words.remarks(schedule), *answer],
         "budget_bytes": schedule.budget_bytes,
         "ops": [printable(op) for op in ops],
         "modules": [printable(module) for module in modules],
@@ -157,7 +150,7 @@ def page_data(schedule: Schedule, extras: Extras = NOTHING_ELSE) -> Page:
         "collectives": _collectives(schedule, original, made),
         "rewrites": _rewrites(schedule, made),
         "tried": [] if made is None else [(printable(one.what), rewrites.outcome_text(one)) for one in made.trials],
-        "frontier": [{key: getattr(point, key) for key in FIGURES} for point in extras.frontier],
+        "frontier": [{key: getattr(point, key) for key in FIGURES} for point in (found.points if found else ())],
     }
 
 

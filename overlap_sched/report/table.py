@@ -8,7 +8,6 @@ import os
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -16,8 +15,6 @@ from rich.measure import Measurement
 from rich.style import Style
 from rich.table import Column, Table
 from rich.text import Text
-
-from overlap_sched.report.units import printable
 
 _INDENT, _CAPTION = 2, 100
 
@@ -137,9 +134,3 @@ def shown(*parts: RenderableType) -> str:
             else:
                 console.print(part)
     return captured.get().rstrip("\n")
-
-
-def complain(text: str) -> None:
-    """Print one line on standard error, whatever is in the text."""
-    with suppress(BrokenPipeError):
-        print(f"overlap-sched: {' '.join(printable(line) for line in text.splitlines())}", file=sys.stderr)

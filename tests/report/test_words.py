@@ -59,7 +59,10 @@ def test_quantities(found: list[str], text: str) -> None:
         (Contention({"send": 1.0000001}), ["1.0000001 times as long"]),
         (Contention({"all_gather": 1.5}, stretch={"": 2.0}), ["1.5 times", "all_gather*", "takes 2 times as long"]),
         (Contention(lanes=2, crowding=1.5), ["2 collectives", "1.5 times"]),
-        (Contention({"": 1.2}, shares={"flops": 0.5}, flops_per_byte=295.0), ["1.2 times", "0.5 where", "flops"]),
+        (
+            Contention({"": 1.2}, shares={"flops": 0.5}, flops_per_byte=295.0),
+            ["1.2 times", "0.5 of that", "flops"],
+        ),
         (
             Contention({}, {"c": "rail", "own": "wire", "b": "rail", "a": "rail", "e": "[nv]\x1b", "d": "[nv]\x1b"}),
             ["groups a, b and c share link rail", "groups d and e share link [nv]\\x1b."],

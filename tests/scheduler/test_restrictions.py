@@ -78,7 +78,7 @@ def test_the_figure_and_the_option(first: Group, second: Group, concurrent: Conc
     answer = plan_answer(made, None, None)
     assert answer.groups_together == {"original": 0, "scheduled": pairs}
     assert answer.concurrent_groups == concurrent
-    assert answer.unrestricted_step_us == (None if concurrent == "any" else 51.0)
+    assert answer.unrestricted_us == (None if concurrent == "any" else 51.0)
 
 
 def test_groups_that_share_through_others_are_on_one_stream() -> None:

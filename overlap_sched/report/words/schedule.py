@@ -82,19 +82,16 @@ def with_contention_line(text: str, contention: Contention) -> str:
     def kind_text(kind: str, kinds: Mapping[str, float]) -> str:
         return f"{printable(kind)}*" if kind else f"any {'other ' * (len(kinds) > 1)}collective"
 
-    parts, slowdown = [], contention.slowdown
-    if any(factor != 1.0 for factor in slowdown.values()):
-        kinds = sorted(slowdown, key=lambda kind: kind == "")  # "any other" comes last
-        beside = (f"{slowdown[kind]:.15g} times as long beside {kind_text(kind, slowdown)}" for kind in kinds)
-        parts.append(f"compute takes {', '.join(beside)}")
-    if contention.shares:
-        taken = (f"{share:.15g} where it is bound by its {kind}" for kind, share in contention.shares.items())
-        parts.append(f"of that it takes {' and '.join(taken)}")
+    slowdown = sorted(contention.slowdown.items(), key=lambda one: one[0] == "")  # "any other" comes last
+    beside = [f"{factor:.15g} times as long beside {kind_text(kind, contention.slowdown)}" for kind, factor in slowdown]
+    parts = [f"compute takes {', '.join(beside)}"] * any(factor != 1.0 for _, factor in slowdown)
+    for kind, share in contention.shares.items():
+        parts.append(f"{share:.15g} of that where compute is bound by its {kind}")
     for kind, factor in contention.stretch.items():
         parts.append(f"{kind_text(kind, contention.stretch)} takes {factor:.15g} times as long beside compute")
     if contention.lanes > 1:
-        each = f"where each takes {contention.crowding:.15g} times as long as one alone"
-        parts.append(f"{contention.lanes} collectives of a group are in flight at once, {each}")
+        each = f"each takes {contention.crowding:.15g} times as long as one alone"
+        parts.append(f"of {contention.lanes} collectives of a group in flight at once {each}")
     for link in contention.shared_links:
         *groups, last = sorted(printable(group) for group, its in contention.links.items() if its == link)
         parts.append(f"groups {', '.join(groups)} and {last} share link {printable(link)}")

@@ -30,6 +30,7 @@ COMMANDS = {
     "memory": "find the order with the lowest peak memory, and addresses",
     "calibrate": "measure how fast the machines of a job compute and communicate; write a cluster file",
     "pipeline": "compare schedules of a pipelined job: step, bubble, memory of each rank, bound",
+    "capacity": "find how to train a model on so many GPUs: PP x TP x DP, micro-batches, recomputation",
     "schema": "print the JSON Schema of what a command prints with --json",
     "demo": "plan a graph that comes with the package: DeepSeek-V3-16B, backward, 64 GPUs (about ten seconds)",
 }

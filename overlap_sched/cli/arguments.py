@@ -416,11 +416,28 @@ class PipelineCommand(InputLimits):
 
 
 @dataclass(frozen=True)
+class CapacityCommand:
+    """Find layouts."""
+
+    question: Annotated[str, Flag(positional=True, file="in")]
+    """QUESTION.toml: GPUs, batch, sequence, a model by name or by dimensions, and ranges"""
+    csv: Annotated[str | None, Flag(file="out")] = None
+    """OUT.csv: write the schedule of the best as torch.distributed.pipelining reads it (_load_csv)"""
+    html: Annotated[str | None, Flag(file="out")] = None
+    """OUT.html: write one HTML file with a picture of the best: ranks by time, and memory"""
+    json: bool = False
+    """print the figures as one JSON object (`overlap-sched schema capacity`)"""
+    given: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class SchemaCommand:
     """Print a schema."""
 
-    of: Annotated[Literal["plan", "sweep", "explain", "memory", "costs", "fit", "pipeline"], Flag(positional=True)]
-    """COMMAND: plan, sweep, explain, memory, fit, pipeline, or costs: what explain --costs prints"""
+    of: Annotated[
+        Literal["plan", "sweep", "explain", "memory", "costs", "fit", "pipeline", "capacity"], Flag(positional=True)
+    ]
+    """COMMAND: plan, sweep, explain, memory, fit, pipeline, capacity, or costs: what explain --costs prints"""
 
 
 @dataclass(frozen=True)

@@ -128,9 +128,6 @@ _BODIES: Mapping[str, Callable[[Sequence[Any]], list[tuple[Any, Sequence[Any]]]]
 }
 
 
-FALLBACK_SIZE = 8192
-"""A data-dependent size about which the graph says nothing more (Inductor has the same fallback)."""
-
 _DTYPES = {short: dtype for dtype, short in dtype_abbrs.items()}
 _TENSOR = re.compile(r"^(?:\w+\()?(\w+)\[([^\]]*)\](?:\[([^\]]*)\])?(\w+(?::\d+)?)?")
 _COMMA = re.compile(r",(?![^()]*\))")

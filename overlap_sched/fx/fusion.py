@@ -154,8 +154,7 @@ def steps_of(
     for v, node in enumerate(reading.nodes):
         if node.op == "output":
             for u in reading.inputs[v]:
-                made = steps[looks[u].value]
-                if made is not None:
+                if (made := steps[looks[u].value]) is not None:
                     steps[looks[u].value] = made._replace(kept=True)
     return steps
 
@@ -191,8 +190,7 @@ def _step(r: Reading, looks: Sequence[_Look], v: int, after: Collection[int], ru
     for u in r.looked_at(v):
         value, window, aligned = looks[u]
         whole = r.value_bytes[value]
-        nbytes = min(r.value_bytes[u], whole)
-        if nbytes:
+        if nbytes := min(r.value_bytes[u], whole):
             reads.append(Read(value, window, nbytes, whole, aligned))
     before = tuple([looks[u].value for u in (*after, *r.order_only.get(v, ()))])
     if loop is None:
@@ -223,14 +221,10 @@ def _reduction(r: Reading, v: int, reads: tuple[Read, ...], after: tuple[int, ..
     return FusionStep("reduction", reads, r.value_bytes[v], points, max(reduced, 1), inner, after=after)
 
 
-_aten = torch.ops.aten
-_LAST_DIMS = frozenset({_aten.native_layer_norm, getattr(_aten, "_fused_rms_norm", None)})
-
-
 def _reduced_dims(node: fx.Node, rank: int) -> set[int]:
     """The dimensions that a reduction runs along; all where it names none."""
     arguments = arguments_of(node.target, node.args, node.kwargs)
-    if node.target.overloadpacket in _LAST_DIMS:
+    if "normalized_shape" in arguments:
         return set(range(rank - len(arguments["normalized_shape"]), rank))
     given: Any = arguments.get("dim", arguments.get("dims"))
     dims = [given] if isinstance(given, int) else given

@@ -104,8 +104,7 @@ def blocking_hazards(steps: Iterable[tuple[int, Sequence[str], bool]]) -> Iterat
     for at, groups, blocks in steps:
         if not blocks:
             for group in groups:
-                last = max(blocking.get(group, -1), blocking.get(ANY_GROUP, -1))
-                if last >= 0:
+                if (last := max(blocking.get(group, -1), blocking.get(ANY_GROUP, -1))) >= 0:
                     yield at, last
                 since[group].append(at)
             continue

@@ -196,8 +196,7 @@ def _runtime(r: Reading) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
     for v, launches in r.ends.items():
         use[v] = _union(*(r.held_in_flight(launch) for launch in launches), r.takes[v])
     waited = {launch for launches in r.ends.values() for launch in launches}
-    in_flight = [v for v in r.launches if v not in waited]
-    if in_flight and r.nodes[-1].op == "output":
+    if (in_flight := [v for v in r.launches if v not in waited]) and r.nodes[-1].op == "output":
         use[-1] = _union(use[-1], *(s for v in in_flight for s in (r.held_in_flight(v), r.outs[v])))
     return alloc, use
 

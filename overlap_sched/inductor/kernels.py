@@ -314,8 +314,7 @@ class DataFlow:
     def _wait(self, at: int, in_flight: dict[str, int], inputs: Sequence[str]) -> None:
         if not all(s in in_flight for s in self.writes[at]):
             self.takes[at] = _distinct([*self.takes[at], *inputs])
-        launches = sorted({in_flight[s] for s in self.writes[at] if s in in_flight})
-        if launches:
+        if launches := sorted({in_flight[s] for s in self.writes[at] if s in in_flight}):
             self.ends[at] = tuple(launches)
             self.uses[at] = _distinct([*self.uses[at], *(s for launch in launches for s in self.uses[launch])])
 

@@ -117,13 +117,17 @@ def read_job(
         InputTooLargeError: It is larger than the limit.
         OverlapSchedError: Of a graph or cluster that it names.
     """
+    return parse_job(read_text(path, limits), str(path), Path(path).parent, graphs, instead)
+
+
+def read_text(path: str | Path, limits: Limits = DEFAULT_LIMITS) -> str:
+    """The text of a file; raises as :func:`read_job`."""
     try:
-        text = read_bytes(path, limits).decode("utf-8")
+        return read_bytes(path, limits).decode("utf-8")
     except OSError as error:
         raise PipelineError(f"{path}: cannot be read ({error.strerror}). Name a TOML file of a job.") from None
     except (UnicodeDecodeError, DamagedError):
         raise PipelineError(f"{path}: is not text. A job is TOML in UTF-8.") from None
-    return parse_job(text, str(path), Path(path).parent, graphs, instead)
 
 
 def parse_job(

@@ -19,9 +19,11 @@ from overlap_sched.options import Concurrent
 from overlap_sched.peak_memory.addresses import AddressPlan
 from overlap_sched.peak_memory.best import MemoryPlan
 from overlap_sched.pipeline.best import FoundPipeline
+from overlap_sched.pipeline.capacity import CapacityPlan
 from overlap_sched.pipeline.compare import PlannedPipeline
 from overlap_sched.pipeline.graphs import JobGraphs, MeasuredGraph
 from overlap_sched.pipeline.job import PipelineJob
+from overlap_sched.pipeline.question import Question
 from overlap_sched.problem import Kind, MemoryModel, Problem
 from overlap_sched.problem.contention import Contention
 from overlap_sched.problem.pins import pinned
@@ -533,9 +535,40 @@ class SweepAnswer(_Graph, frozen=True, kw_only=True, tag_field="schema", tag="ov
     points: tuple[SweepPoint, ...]
 
 
+class CapacityAnswer(_Part, frozen=True, tag_field="schema", tag="overlap-sched/capacity/1"):
+    """The fastest layouts that fit, the best first: their mesh, ways and schedule, and what they reach."""
+
+    gpus: int
+    global_batch: int
+    sequence: int
+    layouts: list[dict[str, Any]]
+
+
+def capacity_answer(question: Question, found: Sequence[CapacityPlan]) -> CapacityAnswer:
+    """Return the answer."""
+    figures = ("tokens_per_s", "mfu", "peak_bytes", "losses", "binds")
+    layouts = [
+        one.layout._asdict()
+        | {"mesh": one.layout.mesh._asdict(), "schedule": one.planned.name}
+        | {"micro_batches": one.planned.job.micro_batches, "step_us": one.planned.replay.step_us}
+        | {name: getattr(one, name) for name in figures}
+        for one in found
+    ]
+    return _fill(CapacityAnswer, question, layouts=layouts)
+
+
 ANSWERS: dict[str, type[Struct]] = {
     str(one.__struct_config__.tag).split("/")[1]: one
-    for one in (PlanAnswer, SweepAnswer, ExplainAnswer, MemoryAnswer, CostsAnswer, FitAnswer, PipelineAnswer)
+    for one in (
+        PlanAnswer,
+        SweepAnswer,
+        ExplainAnswer,
+        MemoryAnswer,
+        CostsAnswer,
+        FitAnswer,
+        PipelineAnswer,
+        CapacityAnswer,
+    )
 }
 """``costs``: what ``explain --costs`` prints."""
 

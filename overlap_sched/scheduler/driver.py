@@ -313,8 +313,7 @@ def _verified(task: Task, before: JudgedOrder, best: Candidate) -> tuple[JudgedO
     if best.order == problem.original_order:
         broken = pin_violation(problem, best.order, options.pins)
         return before, None if broken is None else f"{broken}; no order was found that keeps it and is as short"
-    broken = violation(problem, best.order)
-    if broken is not None:
+    if (broken := violation(problem, best.order)) is not None:
         return before, broken
     after = measure(problem, best.order)
     return after, broken_promise(problem, before, after, promise_of(options, task.base_bytes))
@@ -384,8 +383,7 @@ def _with_pins(task: Task, original: Candidate) -> Candidate:
         return original
     if not task.within_budget(order):
         order = lowest_peak(task).order
-    over_bytes = int((task.live_ranges.profile(order) - task.limit).max())
-    if over_bytes > 0:
+    if (over_bytes := int((task.live_ranges.profile(order) - task.limit).max())) > 0:
         raise PinError(
             f"the original order breaks the pins, and the best order found that keeps them needs {over_bytes} bytes "
             "more than there are. Allow more headroom, or leave pins out."

@@ -295,8 +295,7 @@ def _broken_promise(made: Plan) -> str | None:
     together = together_violation(problem, order, made.without.options.concurrent_groups, as_originally=False)
     if (broken := violation(problem, order) or together) is not None:
         return broken
-    over_bytes = max(measure(problem, order).profile) - made.without.budget_bytes
-    if over_bytes > 0:
+    if (over_bytes := max(measure(problem, order).profile) - made.without.budget_bytes) > 0:
         return f"the peak is {over_bytes} bytes above the budget of the graph as it was"
     step_us, before_us = replay(problem, order).step_us, made.without.scheduled.step_us
     longer = step_us > before_us * (1 + REPLAY_TOLERANCE)

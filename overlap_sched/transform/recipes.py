@@ -619,8 +619,7 @@ def sort_by_place(
                     done.update(dict.fromkeys((v, *with_it(v))))
                 continue
             open_[v] = None
-            again = next((u for u in missing if u in open_), None)
-            if again is not None:
+            if (again := next((u for u in missing if u in open_), None)) is not None:
                 path = [u for u in stack if u in open_]
                 raise RewriteError(_name_ring([name(u) for u in path[path.index(again) :]], rewrites))
             stack += sorted(missing, key=ranks.__getitem__, reverse=True)

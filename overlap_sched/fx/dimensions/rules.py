@@ -185,11 +185,6 @@ def is_pointwise(target: Any) -> bool:
     return torch.Tag.pointwise in target.tags and torch.Tag.nondeterministic_seeded not in target.tags
 
 
-Free = Callable[[Call, Cut, Sequence[Shape]], bool]
-"""Whether a call leaves the dimension alone along which its tensors of these shapes are cut."""
-Gives = Callable[[Call, Cut], Given | tuple[Given, ...]]
-
-
 def _each(call: Call, given: Given) -> Given | tuple[Given, ...]:
     value = call.node.meta["val"]
     return (given,) * len(value) if isinstance(value, list | tuple) else given
@@ -203,13 +198,16 @@ def _gradients(call: Call, cut: Cut) -> tuple[Given, ...]:
 
 def _alike(
     *names: str,
-    free: Free | None = None,
+    free: Callable[[Call, Cut, Sequence[Shape]], bool] | None = None,
     why: str = "it goes over the dimension that is cut",
     of: int = 1,
-    gives: Gives = _each,
+    gives: Callable[[Call, Cut], Given | tuple[Given, ...]] = _each,
     changes: Callable[[Call, Cut], Mapping[str, Any]] = lambda call, cut: {},
 ) -> Rule:
-    """Tensors are cut alike (:meth:`Call.alike`), and so are the results: what it does goes over other dimensions."""
+    """Tensors are cut alike (:meth:`Call.alike`), and so are the results: what it does goes over other dimensions.
+
+    ``free``: whether a call leaves the dimension alone along which its tensors, of these shapes, are cut.
+    """
 
     def rule(call: Call) -> CallCut:
         needs, cut = call.alike(*names, of=of)
@@ -472,8 +470,7 @@ _BY_RULE: dict[str, Rule] = {
     "cat": _cat,
     "mm bmm addmm": _product,
     "sum.dim_IntList sum": partial(_reduction, adds=True),
-    "mean.dim amax amin logsumexp var.correction select.int unbind.int": _reduction,
-    "max.dim min.dim var_mean.correction": _reduction,
+    "mean.dim amax amin logsumexp var.correction select.int unbind.int max.dim min.dim var_mean.correction": _reduction,
     "gather": _alike("self", "index", of=2, free=_not_along_alike),
     "scatter.src scatter.value scatter_.value scatter_add": _alike("self", "index", "src", of=3, free=_not_along_alike),
     "_softmax _log_softmax cumsum topk sort sort.stable": _alike("self", free=_not_along),
@@ -520,8 +517,7 @@ RULES: Mapping[Any, Rule] = {
     torch.ops.prims.convert_element_type.default: pointwise,
     _C10D.all_gather_into_tensor.default: _gather,
     _C10D.reduce_scatter_tensor.default: partial(_gather, through=through_scatter),
-    _C10D.all_reduce.default: _alike("input"),
-    _C10D.broadcast.default: _alike("input"),
+    **dict.fromkeys((_C10D.all_reduce.default, _C10D.broadcast.default), _alike("input")),
     _C10D.all_to_all_single.default: _all_to_all,
     _C10D.wait_tensor.default: _alike("tensor"),
 }

@@ -168,8 +168,7 @@ def prices_of(lifted: Lifted) -> Prices:
     for v in lifted.problem.collectives:
         node = lifted.problem.nodes[v]
         group = lifted.problem.groups[node.group or ""]
-        op = node.op.removesuffix("_coalesced")
-        if op in BUCKETED:
+        if (op := node.op.removesuffix("_coalesced")) in BUCKETED:
             given[op, group] += node.time_us
             modelled[op, group] += lifted.model.collective_us(Collective(node.op, node.bytes, group))
     return Prices(lifted.model, scales={key: us / modelled[key] for key, us in given.items() if modelled[key] > 0})

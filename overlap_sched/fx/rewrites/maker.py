@@ -565,7 +565,8 @@ def meta_in_part(
     values, named, of = _values(args), _values(kwargs), whole.meta["val"]
     taken, given = tree_leaves((values, named)), tree_leaves(of)
     fakes = [leaf for leaf in taken if isinstance(leaf, FakeTensor)]
-    if target is operator.getitem or (fakes and not any(map(_is_symbolic, (*taken, *given)))):
+    symbolic = any(isinstance(size, torch.SymInt) for size in _sizes((taken, given)))
+    if target is operator.getitem or (fakes and not symbolic):
         return {"val": value_of(target, args, kwargs)}
     mode = next(leaf for leaf in (*fakes, *given) if isinstance(leaf, FakeTensor)).fake_mode
     env = mode.shape_env
@@ -588,12 +589,6 @@ def meta_in_part(
 
 def _values(arguments: Any) -> Any:
     return fx.node.map_arg(arguments, lambda node: node.meta.get("val", ""))  # kernels look at no process group
-
-
-def _is_symbolic(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
-        return not all(type(size) is int for size in value.shape)
-    return isinstance(value, torch.SymInt)
 
 
 def _sizes(value: Any) -> list[Any]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from overlap_sched import __version__
 from overlap_sched.cli import arguments as of_commands
-from overlap_sched.cli.flags import EXIT_CODES, NO_DIFF, Parser, check_files, parse, parser_of
+from overlap_sched.cli.flags import EXIT_CODES, NO_DIFF, Parser, check_files, parse, parser_of, read_choice
 from overlap_sched.errors import OverlapSchedError, OverlapSchedWarning, VerificationError
 from overlap_sched.report.units import complain
 
@@ -101,10 +101,10 @@ def _command_of(arguments: Sequence[str]) -> str:
     )
     versions = _versions() if "--version" in arguments else ""  # which takes a while
     parser.add_argument("--version", action="version", version=versions, help="print what is installed, and stop")
-    parser.add_argument("command", choices=tuple(COMMANDS), metavar="COMMAND", help="COMMAND --help lists its options")
+    parser.add_argument("command", metavar="COMMAND", help="COMMAND --help lists its options")
     if arguments and arguments[0] in GONE_COMMANDS:
         parser.error(f"{arguments[0]} is no command any more: {GONE_COMMANDS[arguments[0]]}.")
-    return str(parser.parse_args(arguments[:1]).command)
+    return read_choice(tuple(COMMANDS), parser.parse_args(arguments[:1]).command)
 
 
 def command_parser(name: str) -> Parser:

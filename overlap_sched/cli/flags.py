@@ -46,7 +46,6 @@ runs in --memory-limit; 70 a bug in overlap_sched; 130 interrupted; 141 whoever 
 
 All times and memory are simulated: one compute stream, one stream per process group.
 """
-_CHOICE = re.compile(r"(?P<before>.*invalid choice: '(?P<given>.*)') \(choose from (?P<known>.*)\)", re.DOTALL)
 _HELP = re.compile(r"(?:([A-Z][^\s:]*): )?(.*)", re.DOTALL)
 _ATTRIBUTE = re.compile(r"^    (\w+): (.*?)(?:\.\s|\.?\Z)", re.DOTALL | re.MULTILINE)
 Command = TypeVar("Command")
@@ -77,12 +76,16 @@ class Flag:
     file: Literal["", "in", "out"] = ""
 
 
+def read_choice(known: Sequence[str], text: str, said: str = "") -> str:
+    """Read one of the names that are known."""
+    if text not in known:
+        raise OptionsError(f"{said}{text!r} is not one of {', '.join(known)}.{close_to(text, known)}")
+    return text
+
+
 def read_names(text: str, known: Sequence[str], said: str = "") -> tuple[str, ...]:
     """Read names of what is known, joined by commas."""
-    names = tuple(name.strip() for name in text.split(",")) if text.strip() else ()
-    if unknown := next((name for name in names if name not in known), None):
-        raise OptionsError(f"{said}{unknown!r} is not one of {', '.join(known)}.{close_to(unknown, known)}")
-    return names
+    return tuple(read_choice(known, name.strip(), said) for name in text.split(",")) if text.strip() else ()
 
 
 def refuse(*rules: tuple[object, str]) -> None:
@@ -109,10 +112,6 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the message, and exit with 2."""
-        choice = _CHOICE.fullmatch(message)
-        if choice is not None:  # versions of Python differ in the quotes
-            given, known = choice["given"], re.findall(r"[^\s',]+", choice["known"])
-            message = f"{choice['before']} (choose from {', '.join(known)}).{close_to(given, known)}"
         self.exit(2, f"overlap-sched: error: {' '.join(message.split())}\n")
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
@@ -241,7 +240,8 @@ def _add(section: Any, field: _Field) -> None:
         del more["metavar"]
         more["action"] = "store_true"
     elif get_origin(kind) is Literal:
-        more["choices"] = get_args(kind)
+        more["metavar"] = metavar or f"{{{','.join(get_args(kind))}}}"
+        more["type"] = partial(_read, Flag(partial(read_choice, get_args(kind))))
     else:
         more["type"] = partial(_read, flag) if flag.read else kind
     if flag.const is not None:

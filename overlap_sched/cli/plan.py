@@ -54,11 +54,8 @@ def scheduled(command: arguments.Rewriting, tell: Tell) -> tuple[Loaded, Schedul
         prices = Prices(loaded.model, command.comm_scale)
     else:
         problem, prices = on_cluster(problem, cluster_of(command, CLUSTER), command.comm_scale)
-        complain(
-            f"note: the collectives of {command.problem} are priced anew for {command.cluster or CLUSTER}, those of "
-            "the original order, too: rewritten ones have no times in the file, and compare with no others. --cluster "
-            "FILE_OR_NAME says otherwise; without --rewrites the file's own times count"
-        )
+        anew = f"note: collectives are priced anew for {command.cluster or CLUSTER}, those of the original order, too"
+        complain(f"{anew}: rewritten ones have no times in the file. --cluster FILE_OR_NAME says otherwise")
     made = plan(problem, prices, wanted, loaded.alike, refuses=loaded.refuses)
     save_rewritten(command, getattr(command, "out", None), made.schedule.problem, bool(made.rewrites))
     return loaded, made.schedule, made
@@ -119,8 +116,7 @@ def run_explain(command: arguments.ExplainCommand, tell: Tell) -> Printed:
     code = int(fell_back(result, made))
     if command.peak:
         peak, reserved = explain_peak(result.problem, result.order), words.reserved_rows(words.reserved_of(result))
-        lines = [peak_text(peak), *words.figures_text(reserved)]
-        return (words.with_contention_line("\n".join(lines), result.problem.contention),), code
+        return (peak_text(peak), *words.figures_text(reserved)), code
     if command.json:
         return answers.as_json(answers.explain_answer(result, command.collective, top)), code
     told: tuple[str, ...] = (words.explanation(result, command.collective, top),)
@@ -188,9 +184,8 @@ def run_fit(command: arguments.FitCommand, tell: Tell) -> Printed:
         raise UnreachableError(
             f"{best.problem.name!r} does not fit into {size(found.limit_bytes)}: the lowest peak found is "
             f"{size(best.peak_bytes)}, at a step of {duration(best.step_us)}. Allow more, more host memory or more "
-            "kinds, shard over more ranks, or take a smaller batch. Forward or backward alone holds to its end, or "
-            "from its start, what forward saves: give the dumps of both (fit FORWARD.py BACKWARD.py), or let the job "
-            "itself choose what is saved: enable(memory_limit=...)."
+            "kinds, shard over more ranks, or take a smaller batch. Forward or backward alone holds all that forward "
+            "saves: give the dumps of both (fit FORWARD.py BACKWARD.py), or enable(memory_limit=...) in the job."
         )
     if command.out:
         write_order(command.out, best.problem, best.order)
@@ -212,8 +207,6 @@ FORMAT = "overlap-addresses/1"
 def run_memory(command: arguments.MemoryCommand, tell: Tell) -> Printed:
     """Plan, write the files asked for; what is to be printed: JSON, or a table and text."""
     problem = read_input(command, tell).problem
-    if command.slowdown or command.link:
-        complain("note: --slowdown and --link change nothing here: memory does not depend on times")
     tell(f"ordering {len(problem.nodes):,} nodes")
     if command.exact:
         original, _ = peak_memory(problem, problem.original_order)

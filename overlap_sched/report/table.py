@@ -84,16 +84,12 @@ def wrapped(line: str, width: int) -> list[str]:
 
 
 def _paragraph(text: object, width: int, style: Style) -> Iterator[Text]:
-    for line in _plain(text).splitlines():
+    for line in str(text or "").splitlines():
         yield from (Text(part, style) for part in wrapped(line, width))
 
 
 def _texts(column: Column) -> list[str]:
-    return [_plain(cell) for cell in (column.header, *column.cells)]
-
-
-def _plain(cell: object) -> str:
-    return cell.plain if isinstance(cell, Text) else str(cell or "")
+    return [str(cell or "") for cell in (column.header, *column.cells)]
 
 
 def align_rows(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -229,9 +229,9 @@ class LayerPrices:
         return self.layout.micro_batch * self.sequence // self.layout.mesh.cp
 
     def collective_us(self, op: str, nbytes: float, among: str) -> float:
-        """Microseconds of a collective; 0 in a group of one."""
+        """Microseconds of a collective; 0 in a group of one, or of no bytes."""
         size, stride = self.layout.mesh.along(among)
-        if size == 1 or among == self.free:
+        if size == 1 or not nbytes or among == self.free:
             return 0.0
         nodes = len({k * stride // self.cluster.ranks_per_node for k in range(size)})
         work = Collective(op, round(nbytes), Group(size, nodes == 1, nodes if nodes > 1 else 0))

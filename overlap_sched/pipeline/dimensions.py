@@ -26,6 +26,8 @@ What data parallelism adds, by ``sharding``:
 ``fsdp``
     All is divided. Each micro-batch gathers each layer for forward and again for backward, one layer ahead, and reduces
     its gradients behind: compute waits for what is longer than a layer, and is slower beside it, as the cluster says.
+    Shards are cast to 16 bits before they are gathered, parameters copied out of what was gathered, gradients cast to
+    32 bits into what is reduced (torch, ``_fsdp_collectives.py``).
 """
 
 from dataclasses import dataclass, replace
@@ -353,6 +355,9 @@ class LayerPrices:
             for op, size in (("all_gather", GATHERED), ("reduce_scatter", REDUCED))
         )
         divided = sum(count / mesh.along(among)[0] for among, count in counts.items())
+        if sharding == "fsdp" and self.free != "dp":
+            copied = (*[2 * (own + experts) + 3 * divided] * 2, 3 * (own + experts))
+            work = [us + self.fused_us(more) for us, more in zip(work, copied, strict=True)]
         ahead_us, back_us = work[0] + waits[0], sum(work[1:]) + sum(waits[1:])
         sharded, slowed = sharding == "fsdp", 1 - 1 / self.cluster.contention.slowdown.get("any", 1.0)
         moves_us = (gather_us, ahead_us), (gather_us + reduce_us, back_us), (0.0, 0.0)

@@ -15,7 +15,7 @@ import msgspec
 from overlap_sched.cost.cluster import Cluster, read_cluster
 from overlap_sched.cost.toml_file import Bandwidth, Bytes, Count, Number, Positive, Table, Time, decode_toml, read_size
 from overlap_sched.errors import CostError, PipelineError
-from overlap_sched.pipeline.graphs import GraphBlock, GraphSource, JobGraphs
+from overlap_sched.pipeline.graphs import GraphBlock, GraphSource, JobGraphs, offer
 from overlap_sched.pipeline.job import PipelineBlock, PipelineJob, PipelineLink, PipelineStage, Route
 from overlap_sched.pipeline.layers import ModelStage, cut_model
 from overlap_sched.problem import Problem
@@ -94,6 +94,8 @@ class _JobTable(Table):
 
 MAX_ACTIONS = 1_000_000
 """Of a job: three per stage and micro-batch."""
+SHOWN = 16
+"""Of more stages of a model, not all are named."""
 
 
 def read_job(
@@ -184,9 +186,10 @@ def _stages_of(model: _ModelTable, file: _JobTable, where: str, folder: Path, gr
         cut = cut_model(forward, backward, model.layers)
     except PipelineError as error:
         raise PipelineError(f"{where}: model: {error}") from None
-    stages = " | ".join(stage.name for stage in cut.stages)
-    more = f"; stages need of each other, too: {', '.join(cut.extra)}" if cut.extra else ""
-    graphs.notes[f"{where}: {cut.layers} layers (by {cut.found_by}): {stages}{more}"] = None
+    names = [stage.name for stage in cut.stages]
+    shown = " | ".join(names if len(names) <= SHOWN else (*names[:2], "...", names[-1]))
+    more = f"; stages need of each other, too{offer(cut.extra)}" if cut.extra else ""
+    graphs.notes[f"{where}: {cut.layers} layers (by {cut.found_by}): {shown}{more}"] = None
     alike, tables = dict[object, ModelStage](), list[_StageTable]()
     for stage in cut.stages:
         ahead, back = (alike.setdefault(_contents(graph), stage) for graph in (stage.forward, stage.backward))

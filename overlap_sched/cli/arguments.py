@@ -5,27 +5,23 @@ quick.
 """
 
 import math
-from collections import Counter
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from overlap_sched.cli.flags import SCHEDULING, Flag, limit_bytes, refuse, whole_number
-from overlap_sched.errors import OptionsError
 from overlap_sched.options import Options
 from overlap_sched.pipeline.csv_file import CsvFormat
 from overlap_sched.problem import MemoryModel
 from overlap_sched.problem.contention import Contention
 from overlap_sched.problem.file import DEFAULT_LIMITS, Limits
 from overlap_sched.problem.precedence import Preserve
-from overlap_sched.problem.sizes import parse_size, show_number, size_bytes
+from overlap_sched.problem.sizes import parse_size, size_bytes
 
 _MAX_RANKS = 2**31 - 1
 LEFT = "left"
 """As a headroom: what memory limits leave."""
 _GROUP = "NAME=SIZE or NAME=RANK,RANK,..."
 _SIZE = "a size with a unit: 64GiB"
-MAX_EFFORT, MAX_ALIGN_BYTES = 30, 2**40
-"""Of ``memory``."""
 
 
 def _group(text: str) -> tuple[str, int | tuple[int, ...] | str]:
@@ -112,6 +108,8 @@ class InputLimits:
     max_nodes: Annotated[int, Flag(whole_number, "a whole number of 1 or more")] = DEFAULT_LIMITS.nodes
     """N: refuse a graph with more nodes; each part of a split or an unbind counts as one"""
 
+    given: str = ""
+
     @property
     def limits(self) -> Limits:
         """Both."""
@@ -183,16 +181,11 @@ class Input(InputLimits):
             ),
             (self.redact and not self.save_problem, "--redact is for --save-problem OUT.json: give that, too."),
         )
-        _ = self.contention
 
     @property
     def contention(self) -> Contention:
-        """The contention of ``--slowdown`` and ``--link``: it replaces the file's, key by key."""
-        links = tuple(pair for pairs in self.link for pair in pairs)
-        for option, pairs in (("--slowdown", self.slowdown), ("--link", links)):
-            if twice := [name for name, times in Counter(name for name, _ in pairs).items() if times > 1]:
-                raise OptionsError(f"{option}: {twice[0] or 'every kind'!r} is given twice. Give it once.")
-        return Contention(dict(self.slowdown), dict(links))
+        """The contention of ``--slowdown`` and ``--link``: replaces the file's, key by key; the last given counts."""
+        return Contention(dict(self.slowdown), dict(pair for pairs in self.link for pair in pairs))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,7 +225,7 @@ class ExplainCommand(Rewriting):
 
     collective: Annotated[str | None, Flag(positional=True)] = None
     """COLLECTIVE: explain only this collective, by the name of its node"""
-    top: Annotated[int | None, Flag(group="which")] = None
+    top: Annotated[int | None, Flag(lambda text: whole_number(text, 0), "a number, 0 or more", group="which")] = None
     """N: explain the N most exposed collectives, after the totals by cause (default: 10; 0: only the totals)"""
     all: Annotated[bool, Flag(group="which")] = False
     """explain every collective, the most exposed first"""
@@ -247,11 +240,10 @@ class ExplainCommand(Rewriting):
     def __post_init__(self) -> None:
         super().__post_init__()
         listed, one = self.top is not None or self.all, self.collective is not None
-        given, what = "--peak" if self.peak else "--costs", "nodes" if self.costs else "collectives"
+        given = "--peak" if self.peak else "--costs"
         as_it_is = self.options.rewrites and (self.peak or self.costs)
         refuse(
             (as_it_is, f"{given} explains the graph as it is, --rewrites changes it. Leave one out."),
-            ((self.top or 0) < 0, f"--top is {self.top}; it is a number of {what}, 0 or more."),
             (one and (self.costs or listed), "--costs, --top and --all list several, but one is named. Leave one out."),
             (self.peak and (self.json or one or listed), "--peak has no COLLECTIVE, --top, --all nor --json."),
         )
@@ -267,7 +259,6 @@ class ReportCommand(Rewriting):
     beside: Annotated[str | None, Flag(file="in")] = None
     """ORDER.json: also another order of the graph, a JSON list of node names: torch's (`scripts/torch_order.py`), or
     what `plan --out` wrote"""
-    given: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,7 +280,7 @@ class SweepCommand(Input):
 class MemoryCommand(Input):
     """Find the lowest peak."""
 
-    effort: int = 2
+    effort: Annotated[int, Flag(lambda text: whole_number(text, 0, 30), "a whole number, 0 to 30")] = 2
     """N: how hard to search: each unit doubles the work (default: 2; 0: simple orders only; at most 30)"""
     preserve_collective_order: Preserve = "none"
     """keep the original launch order within each process group, across all, or across all and each wait behind those
@@ -302,7 +293,7 @@ class MemoryCommand(Input):
     """SIZE: with --exact: stop at any order whose peak is at most this: 20GiB, or 90% of the original peak"""
     addresses: Annotated[str | None, Flag(file="out")] = None
     """OUT.json: place all storages in one arena and write their offsets"""
-    align: int = 512
+    align: Annotated[int, Flag(lambda text: whole_number(text, 1, 2**40), "a number of bytes, 1 to 2**40")] = 512
     """BYTES: alignment of --addresses (default: 512, as torch aligns on CUDA)"""
     peak: bool = False
     """also print what is live at the peak of the new order, and why"""
@@ -317,11 +308,8 @@ class MemoryCommand(Input):
         super().__post_init__()
         if self.limit is not None:
             limit_bytes("--limit", self.limit, 0)
-        effort, align = show_number(self.effort), show_number(self.align)
         refuse(
             (self.limit and not self.exact, "--limit asks for a proof or an order: give --exact, too."),
-            (self.effort > MAX_EFFORT, f"--effort is {effort}; each doubles the work: at most {MAX_EFFORT}."),
-            (self.align > MAX_ALIGN_BYTES, f"--align is {align}; it is a number of bytes, 1 to 2**40."),
             (not self.time_limit < math.inf, f"--time-limit is {self.time_limit}; it is finite, and above 0."),
         )
 
@@ -345,7 +333,7 @@ class FitCommand(Input):
     kinds: str = "recompute,offload,fission"
     """KINDS: what may be done, joined by commas; of dumps only: fission, and batch: the graph in parts along its batch,
     whose gradients are added up, which rounds otherwise"""
-    effort: int = 2
+    effort: Annotated[int, Flag(lambda text: whole_number(text, 0, 2), "0, 1 or 2")] = 2
     """N: how much to try: 0, 1 or 2 (default); counted, not timed"""
     html: Annotated[str | None, Flag(file="out")] = None
     """OUT.html: write one HTML file of what was found, beside the graph as it was"""
@@ -355,13 +343,11 @@ class FitCommand(Input):
     """fail rather than keep the graph as it is when the search fails"""
     json: bool = False
     """print the figures as one JSON object (`overlap-sched schema fit`)"""
-    given: str = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.memory_limit is not None:
             limit_bytes("--memory-limit", self.memory_limit, 0)
-        refuse((self.effort not in (0, 1, 2), f"--effort is {self.effort}; it is 0, 1 or 2."))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -417,7 +403,6 @@ class PipelineCommand(InputLimits):
     """OUT.html: write one HTML file with a picture of each schedule: ranks by time, and memory"""
     json: bool = False
     """print the figures as one JSON object (`overlap-sched schema pipeline`)"""
-    given: str = ""
 
     def __post_init__(self) -> None:
         near = f" Did you mean --schedules {self.schedule}, which compares?" if self.schedule else ""
@@ -431,11 +416,28 @@ class PipelineCommand(InputLimits):
 
 
 @dataclass(frozen=True)
+class CapacityCommand:
+    """Find layouts."""
+
+    question: Annotated[str, Flag(positional=True, file="in")]
+    """QUESTION.toml: GPUs, batch, sequence, a model by name or by dimensions, and ranges"""
+    csv: Annotated[str | None, Flag(file="out")] = None
+    """OUT.csv: write the schedule of the best as torch.distributed.pipelining reads it (_load_csv)"""
+    html: Annotated[str | None, Flag(file="out")] = None
+    """OUT.html: write one HTML file with a picture of the best: ranks by time, and memory"""
+    json: bool = False
+    """print the figures as one JSON object (`overlap-sched schema capacity`)"""
+    given: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class SchemaCommand:
     """Print a schema."""
 
-    of: Annotated[Literal["plan", "sweep", "explain", "memory", "costs", "fit", "pipeline"], Flag(positional=True)]
-    """COMMAND: plan, sweep, explain, memory, fit, pipeline, or costs: what explain --costs prints"""
+    of: Annotated[
+        Literal["plan", "sweep", "explain", "memory", "costs", "fit", "pipeline", "capacity"], Flag(positional=True)
+    ]
+    """COMMAND: plan, sweep, explain, memory, fit, pipeline, capacity, or costs: what explain --costs prints"""
 
 
 @dataclass(frozen=True)

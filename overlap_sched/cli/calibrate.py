@@ -78,10 +78,7 @@ def _graph(path: str) -> "tuple[Problem, Lifted | None]":
     try:
         lifted = lift(load_dump(path).gm)
     except DumpGroupError as error:
-        fault = str(error).partition(" Give ")[0]
-        raise DumpGroupError(
-            f"{fault} Here --group divides the ranks that measure. Write a problem file with the sizes "
-            f"(overlap-sched plan {path} --group NAME=SIZE --save-problem problem.json) and give that, for its "
-            "collectives; kernels are measured by a grid of shapes, without --graph."
-        ) from None
+        fault, problem = str(error).partition(" Give ")[0], "--group NAME=SIZE --save-problem OUT.json"
+        hint = f"Give a problem file (overlap-sched plan {path} {problem}), for its collectives."
+        raise DumpGroupError(f"{fault} Here --group divides the ranks that measure. {hint}") from None
     return lifted.problem, lifted

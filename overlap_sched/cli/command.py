@@ -17,8 +17,9 @@ from typing import Any
 
 from overlap_sched import __version__
 from overlap_sched.cli import arguments as of_commands
-from overlap_sched.cli.flags import EXIT_CODES, NO_DIFF, Parser, check_files, parse, parser_of
+from overlap_sched.cli.flags import EXIT_CODES, NO_DIFF, Parser, check_files, parse, parser_of, read_choice
 from overlap_sched.errors import OverlapSchedError, OverlapSchedWarning, VerificationError
+from overlap_sched.report.units import complain
 
 COMMANDS = {
     "plan": "find an order; print step, exposed time and memory before and after",
@@ -29,6 +30,7 @@ COMMANDS = {
     "memory": "find the order with the lowest peak memory, and addresses",
     "calibrate": "measure how fast the machines of a job compute and communicate; write a cluster file",
     "pipeline": "compare schedules of a pipelined job: step, bubble, memory of each rank, bound",
+    "capacity": "find how to train a model on so many GPUs: PP x TP x DP, micro-batches, recomputation",
     "schema": "print the JSON Schema of what a command prints with --json",
     "demo": "plan a graph that comes with the package: DeepSeek-V3-16B, backward, 64 GPUs (about ten seconds)",
 }
@@ -56,24 +58,24 @@ def _main(arguments: list[str]) -> int:
         with _one_line_warnings():
             return _run(_command_of(arguments), arguments[1:])
     except OverlapSchedError as error:
-        _complain(f"error: {error}")
+        complain(f"error: {error}")
         return FELL_BACK if isinstance(error, VerificationError) else BAD_INPUT
     except OSError as error:
         with suppress(OSError):  # Python flushes standard output once more at exit: let that succeed
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             return BROKEN_PIPE
-        _complain(f"error: {error}")
+        complain(f"error: {error}")
         return BAD_INPUT
     except KeyboardInterrupt:
-        _complain("interrupted")
+        complain("interrupted")
         return INTERRUPTED
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and error.name == "torch":
-            _complain("error: graph dumps and calibrate need torch: pip install 'overlap_sched[torch]'")
+            complain("error: graph dumps and calibrate need torch: pip install 'overlap_sched[torch]'")
             return BAD_INPUT
         traceback.print_exc()
-        _complain("this is a bug in overlap_sched: please report the lines above, and the input if you can")
+        complain("this is a bug in overlap_sched: please report the lines above, and the input if you can")
         return BUG
 
 
@@ -99,10 +101,10 @@ def _command_of(arguments: Sequence[str]) -> str:
     )
     versions = _versions() if "--version" in arguments else ""  # which takes a while
     parser.add_argument("--version", action="version", version=versions, help="print what is installed, and stop")
-    parser.add_argument("command", choices=tuple(COMMANDS), metavar="COMMAND", help="COMMAND --help lists its options")
+    parser.add_argument("command", metavar="COMMAND", help="COMMAND --help lists its options")
     if arguments and arguments[0] in GONE_COMMANDS:
         parser.error(f"{arguments[0]} is no command any more: {GONE_COMMANDS[arguments[0]]}.")
-    return str(parser.parse_args(arguments[:1]).command)
+    return read_choice(tuple(COMMANDS), parser.parse_args(arguments[:1]).command)
 
 
 def command_parser(name: str) -> Parser:
@@ -131,12 +133,6 @@ def _run(name: str, arguments: Sequence[str]) -> int:
     return int(code)
 
 
-def _complain(text: str) -> None:
-    from overlap_sched.report.table import complain
-
-    complain(text)
-
-
 @contextmanager
 def _open_streams() -> Iterator[None]:
     """Let what is written to a closed standard output or error (``>&-``) go nowhere, as in any program."""
@@ -152,7 +148,7 @@ def _one_line_warnings() -> Iterator[None]:
     """Show our own warnings always, others as Python is told to; all without a line of source code."""
 
     def show(message: Warning | str, *_: object, **__: object) -> None:
-        _complain(f"warning: {message}")
+        complain(f"warning: {message}")
 
     with warnings.catch_warnings():
         warnings.simplefilter("always", OverlapSchedWarning)

@@ -12,14 +12,15 @@ import re
 import shlex
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache, partial
+from itertools import pairwise
 from types import NoneType
 from typing import Annotated, Any, Literal, NamedTuple, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
 from overlap_sched.errors import OptionsError
 from overlap_sched.options import GONE, Options, RewriteKind, close_to
-from overlap_sched.problem import MAX_TOTAL_BYTES
 from overlap_sched.problem.file import nameable
 from overlap_sched.problem.sizes import parse_limit
 
@@ -39,18 +40,12 @@ SCHEDULING = (
 )  # fmt: skip
 """Options that are flags of each command that schedules."""
 EXIT_CODES = """\
-exit codes:
-  0    fine
-  1    the original order was kept because the new one failed verification (with --strict: an error, nothing written)
-  2    bad usage, bad input, or a file that cannot be written; one line on standard error says which
-  4    no order (`fit`: no plan) was found that runs in --memory-limit
-  70   a bug in overlap_sched, with a traceback
-  130  interrupted (Ctrl-C)
-  141  whoever read the output stopped reading
+exit codes: 0 fine; 1 the original order was kept because the new one failed verification (with --strict: an error,
+nothing written); 2 bad usage, bad input, or a file that cannot be written; 4 no order (`fit`: no plan) was found that
+runs in --memory-limit; 70 a bug in overlap_sched; 130 interrupted; 141 whoever read the output stopped reading.
 
 All times and memory are simulated: one compute stream, one stream per process group.
 """
-_CHOICE = re.compile(r"(?P<before>.*invalid choice: '(?P<given>.*)') \(choose from (?P<known>.*)\)", re.DOTALL)
 _HELP = re.compile(r"(?:([A-Z][^\s:]*): )?(.*)", re.DOTALL)
 _ATTRIBUTE = re.compile(r"^    (\w+): (.*?)(?:\.\s|\.?\Z)", re.DOTALL | re.MULTILINE)
 Command = TypeVar("Command")
@@ -81,12 +76,16 @@ class Flag:
     file: Literal["", "in", "out"] = ""
 
 
+def read_choice(known: Sequence[str], text: str, said: str = "") -> str:
+    """Read one of the names that are known."""
+    if text not in known:
+        raise OptionsError(f"{said}{text!r} is not one of {', '.join(known)}.{close_to(text, known)}")
+    return text
+
+
 def read_names(text: str, known: Sequence[str], said: str = "") -> tuple[str, ...]:
     """Read names of what is known, joined by commas."""
-    names = tuple(name.strip() for name in text.split(",")) if text.strip() else ()
-    if unknown := next((name for name in names if name not in known), None):
-        raise OptionsError(f"{said}{unknown!r} is not one of {', '.join(known)}.{close_to(unknown, known)}")
-    return names
+    return tuple(read_choice(known, name.strip(), said) for name in text.split(",")) if text.strip() else ()
 
 
 def refuse(*rules: tuple[object, str]) -> None:
@@ -113,10 +112,6 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the message, and exit with 2."""
-        choice = _CHOICE.fullmatch(message)
-        if choice is not None:  # versions of Python differ in the quotes
-            given, known = choice["given"], re.findall(r"[^\s',]+", choice["known"])
-            message = f"{choice['before']} (choose from {', '.join(known)}).{close_to(given, known)}"
         self.exit(2, f"overlap-sched: error: {' '.join(message.split())}\n")
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
@@ -205,15 +200,11 @@ def parse(command: type[Command], name: str, summary: str, arguments: Sequence[s
 @cache
 def _texts(owner: type) -> dict[str, str]:
     """Return the text below each field of a class."""
-    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
-    assert isinstance(tree, ast.ClassDef)
+    tree: Any = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0]
     return {
-        field.target.id: " ".join(str(text.value.value).split())
-        for field, text in zip(tree.body, tree.body[1:], strict=False)
-        if isinstance(field, ast.AnnAssign)
-        and isinstance(field.target, ast.Name)
-        and isinstance(text, ast.Expr)
-        and isinstance(text.value, ast.Constant)
+        field.target.id: " ".join(str(text.value.value).split())  # type: ignore[attr-defined, union-attr]
+        for field, text in pairwise(tree.body)
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
     }
 
 
@@ -249,7 +240,8 @@ def _add(section: Any, field: _Field) -> None:
         del more["metavar"]
         more["action"] = "store_true"
     elif get_origin(kind) is Literal:
-        more["choices"] = get_args(kind)
+        more["metavar"] = metavar or f"{{{','.join(get_args(kind))}}}"
+        more["type"] = partial(_read, Flag(partial(read_choice, get_args(kind))))
     else:
         more["type"] = partial(_read, flag) if flag.read else kind
     if flag.const is not None:
@@ -274,41 +266,29 @@ def check_files(command: Any) -> None:
     from overlap_sched.report.files import check_writable
     from overlap_sched.report.pictures import check_plot
 
-    seen: list[tuple[str, str]] = []
+    seen: dict[str, str] = {}
     named = [(field.flag.file, _name_of(field), field.name) for field in _fields_of(type(command)) if field.flag.file]
-    for file, option, name in sorted(named, key=lambda each: each[0]):  # those read, then those written
+    for file, option, name in sorted(named):  # those read, then those written
         value = getattr(command, name)
         for path in value if isinstance(value, tuple) else [] if value is None else [value]:
             if file == "out":
                 if not path:
                     raise OptionsError(f"{option}: the name of the file is empty. Name a file, or leave {option} out.")
-                for other, taken in seen:
-                    if _same_file(path, taken):
-                        raise OptionsError(f"{option} {path}: would overwrite {other}, {taken}. Name another file.")
                 check_writable(path)
+                real = os.path.realpath(path)
+                if real in seen and (os.path.isfile(real) or not os.path.exists(real)):  # else a terminal, or the like
+                    raise OptionsError(f"{option} {path}: would overwrite {seen[real]}. Name another file.")
                 if option == "--plot":
                     check_plot(path)
-            seen.append((option, path))
-
-
-def _same_file(one: str, other: str) -> bool:
-    """Tell whether two paths lead to one file, also through links. What is no plain file (a terminal) may be shared."""
-    try:
-        a, b = (os.path.realpath(nameable(path)) for path in (one, other))
-    except OSError:  # no file at all
-        return False
-    if os.path.exists(a) and os.path.exists(b):
-        return os.path.isfile(a) and os.path.samefile(a, b)
-    return a == b
+            with suppress(OSError):  # no file at all
+                seen[os.path.realpath(nameable(path))] = f"{option}, {path}"
 
 
 def limit_bytes(option: str, text: str, original_peak_bytes: int) -> int:
     """Read a memory limit in bytes: ``80GB``, ``24GiB``, or percent of the original peak."""
-    meant = "a size with a unit (80GB, 24GiB) or percent of the original peak (90%)"
-    found = parse_limit(option, text, original_peak_bytes, meant)
-    if found > MAX_TOTAL_BYTES:
-        raise OptionsError(f"{option} is {shortened(text)!r}; write {meant}.")
-    return found
+    return parse_limit(
+        option, text, original_peak_bytes, "a size with a unit (80GB, 24GiB) or percent of the original peak (90%)"
+    )
 
 
 def shortened(text: str) -> str:

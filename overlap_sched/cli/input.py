@@ -3,10 +3,8 @@
 Only a dump imports torch, and only when there is one.
 """
 
-import gzip
 import importlib
 import sys
-import zlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -17,17 +15,17 @@ from rich.console import RenderableType
 from overlap_sched.cli.arguments import Input
 from overlap_sched.cost import FREE, H100, CostModel, Price, Roofline, device_named
 from overlap_sched.cost.cluster import ASSUMED, Cluster, MeshDimension, read_cluster
-from overlap_sched.cost.collectives import model_of
 from overlap_sched.cost.placement import ranks_along
 from overlap_sched.cost.plausible import question_step
-from overlap_sched.cost.profile import Profile, RankTrace, apply_profile, read_traces
-from overlap_sched.errors import OptionsError, ProblemError
+from overlap_sched.cost.profile import Profile, apply_profile, read_traces
+from overlap_sched.errors import OptionsError
 from overlap_sched.options import Options
 from overlap_sched.problem import Problem
-from overlap_sched.problem.file import GZIP, nameable, problem_bytes, read_problem, redact_problem
-from overlap_sched.problem.pins import pinned
+from overlap_sched.problem.file import problem_bytes, read_problem, redact_problem
+from overlap_sched.problem.pins import BINDS_NOTHING, binds_nothing, pinned
 from overlap_sched.report.files import write_file
-from overlap_sched.report.table import complain, shown
+from overlap_sched.report.table import shown
+from overlap_sched.report.units import complain
 from overlap_sched.report.words.graph import profile_notes, profile_table
 from overlap_sched.scheduler.driver import no_collection
 from overlap_sched.transform.rewrites import Fission
@@ -107,12 +105,10 @@ def options_for(source: Input, options: Options, problem: Problem) -> Options:
     """Return how to schedule a problem, in its memory model unless one is given."""
     asked = replace(options, memory_model=source.memory_model or problem.memory_model)
     for one in pinned(problem, asked.pins)[: len(asked.pins)]:  # others are of nodes, and perhaps for another graph
-        if not one.nodes or (one.pin.rule.startswith("not ") and not one.anchors):
+        if (why := binds_nothing(problem, one)) in ("pins_about_nothing", "pins_about_waits"):
             operators = ", ".join(sorted({problem.nodes[v].op for v in problem.collectives})) or "none"
-            modules = sorted({node.module for node in problem.nodes if node.module})
-            some = ", ".join([*modules[:8], *["..."] * (len(modules) > 8)]) or "none"
-            it = f"--pins {one.pin.text!r} is about nothing in {problem.name}"
-            raise OptionsError(f"{it}: its collectives are {operators}, its modules {some}.")
+            there = f"The collectives of {problem.name} are {operators}."
+            raise OptionsError(f"--pins {one.pin.text!r}: {BINDS_NOTHING[why]}. {there}")
     return asked
 
 
@@ -125,14 +121,13 @@ def read_input(source: Input, tell: Tell, wants: Collection[Want] = (), *, saves
     if loaded.profile is not None:
         print(shown(profile_table(loaded.profile)), file=sys.stderr)
     if saves:
-        save(source, loaded.problem, tell)
+        save(source, loaded.problem)
     return loaded
 
 
-def save(source: Input, problem: Problem, tell: Tell) -> None:
+def save(source: Input, problem: Problem) -> None:
     """Write what ``--save-problem`` asks for; gzipped where the name ends in ``.gz``."""
     if source.save_problem:
-        tell(f"writing {source.save_problem}")
         made = redact_problem(problem) if source.redact else problem
         write_file(source.save_problem, problem_bytes(made, gzipped=source.save_problem.endswith(".gz")))
 
@@ -176,42 +171,16 @@ def _load_problem(source: Input, tell: Tell, wants: Collection[Want]) -> Loaded:
     prices = [Price(node.time_us, "file") if node.time_us else FREE for node in problem.nodes]
     if not source.profile:
         return Loaded(problem, tuple(prices))
-    problem, measured, profile = apply_profile(problem, prices, _traces(source, tell))
+    problem, measured, profile = apply_profile(problem, prices, read_traces(source.profile, source.limits))
     return Loaded(problem, measured, tuple(profile_notes(profile)), profile)
 
 
-def _traces(source: Input, tell: Tell) -> list[RankTrace]:
-    tell(f"reading {' '.join(source.profile)}")
-    return read_traces(source.profile, source.limits)
-
-
 def is_dump(path: str) -> bool:
-    """Tell whether a path is a dump: by name where that is clear, else by content.
-
-    A problem starts with ``{``, compressed or not.
-    """
+    """Tell whether a path is named like a dump; else it is a problem file."""
     name = path.lower().removesuffix(".gz")
-    if name.endswith(".json") or _head(path).lstrip().startswith(b"{"):
-        return False
-    if name.endswith(_DUMP_SUFFIXES):
-        return True
-    raise ProblemError(
-        f"{path}: is neither a problem file (JSON, plain or gzipped) nor named like a graph dump "
-        f"({', '.join(_DUMP_SUFFIXES)}). Check the path or rename it."
-    )
-
-
-def _head(path: str) -> bytes:
-    """Return the first bytes, uncompressed; empty where a gzip stream is broken (its reader will say how)."""
-    try:
-        with open(nameable(path), "rb") as plain:
-            if plain.peek(2)[:2] != GZIP:
-                return plain.read(64)
-            return gzip.GzipFile(fileobj=plain).read(64)
-    except (EOFError, gzip.BadGzipFile, zlib.error):
-        return b""
-    except OSError as error:
-        raise ProblemError(f"{path}: cannot be read ({error.strerror}). Check the path.") from None
+    if not name.endswith((".json", *_DUMP_SUFFIXES)):
+        complain(f"note: {path} is read as a problem file; graph dumps are named {', '.join(_DUMP_SUFFIXES)}")
+    return name.endswith(_DUMP_SUFFIXES)
 
 
 @no_collection()
@@ -247,28 +216,26 @@ def _load_dump(source: Input, tell: Tell, wants: Collection[Want]) -> Loaded:
         progress=lambda done, total: tell(f"reading {source.problem}: {done:,} of {total:,} nodes"),
     )
     tell("lifting the graph")
-    fusion, model = source.fusion or "inductor", Roofline(device) if cluster is None else model_of(cluster)
+    fusion = source.fusion or "inductor"
     lifted = lift(
         dump.gm,
         name=dump.name,
         memory_model=source.memory_model or "runtime",
-        model=model if cluster is None else None,
+        model=Roofline(device) if cluster is None else None,
         cluster=cluster,
         mesh=mesh_of(source),
         contention=not source.no_contention,
         fusion=fusion,
     )
-    lifted, profile = lifted_with_profile(lifted, _traces(source, tell)) if source.profile else (lifted, None)
+    traces = read_traces(source.profile, source.limits) if source.profile else []
+    lifted, profile = lifted_with_profile(lifted, traces) if traces else (lifted, None)
     notes = [*filter(None, [dump.choice]), *dump.notes, *sizes_to_give(dump.guessed)]
     notes += [f"{lifted.notes[key]} x {what}" for key, what in _GUESSES.items() if lifted.notes.get(key)]
     notes += [placement.assumed for placement in lifted.placements.values() if placement.assumed]
     notes += [] if profile is None else profile_notes(profile)
     if cluster is not None and source.cluster is None and lifted.problem.collectives:
-        slowed = "" if source.no_contention else ", compute slower beside collectives (--no-contention: not slower)"
-        notes.append(
-            f"collectives are priced for {cluster.name}, as nothing says where the graph runs: "
-            f"{cluster.ranks_per_node} ranks per node{slowed}; say otherwise with --cluster FILE_OR_NAME"
-        )
+        where = f"{cluster.name} with {cluster.ranks_per_node} ranks per node"
+        notes.append(f"collectives are priced for {where}, which is a guess: say otherwise with --cluster FILE_OR_NAME")
     on, rewriting = device if cluster is None else cluster.device, "rewrites" in wants
     return Loaded(
         lifted.problem,
@@ -276,7 +243,7 @@ def _load_dump(source: Input, tell: Tell, wants: Collection[Want]) -> Loaded:
         tuple(notes),
         profile,
         {"device": on.name, "cluster": None if cluster is None else cluster.name, "fusion": fusion},
-        model,
+        lifted.model,
         alike=alike_of(dump.gm) if rewriting else None,
         refuses=refusals_in(lifted) if rewriting else refuse_nothing,
         rerun=rerunnable(dump.gm) if rewriting else None,

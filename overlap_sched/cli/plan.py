@@ -25,9 +25,9 @@ from overlap_sched.report import answers
 from overlap_sched.report.files import write_file, write_order
 from overlap_sched.report.page import Extras, extras_of_fit, write_page
 from overlap_sched.report.pictures import plot_memory, plot_schedule
-from overlap_sched.report.table import align_rows, captioned_table, complain
+from overlap_sched.report.table import align_rows, captioned_table
 from overlap_sched.report.trace import write_trace
-from overlap_sched.report.units import change, count, duration, printable, size
+from overlap_sched.report.units import complain, count, duration, printable, size
 from overlap_sched.report.words import schedule as words
 from overlap_sched.report.words.graph import peak_text
 from overlap_sched.report.words.rewrites import answer_line, points_table, rewrites_table, rewrites_text
@@ -54,19 +54,16 @@ def scheduled(command: arguments.Rewriting, tell: Tell) -> tuple[Loaded, Schedul
         prices = Prices(loaded.model, command.comm_scale)
     else:
         problem, prices = on_cluster(problem, cluster_of(command, CLUSTER), command.comm_scale)
-        complain(
-            f"note: the collectives of {command.problem} are priced anew for {command.cluster or CLUSTER}, those of "
-            "the original order, too: rewritten ones have no times in the file, and compare with no others. --cluster "
-            "FILE_OR_NAME says otherwise; without --rewrites the file's own times count"
-        )
+        anew = f"note: collectives are priced anew for {command.cluster or CLUSTER}, those of the original order, too"
+        complain(f"{anew}: rewritten ones have no times in the file. --cluster FILE_OR_NAME says otherwise")
     made = plan(problem, prices, wanted, loaded.alike, refuses=loaded.refuses)
-    save_rewritten(command, getattr(command, "out", None), made.schedule.problem, bool(made.rewrites), tell)
+    save_rewritten(command, getattr(command, "out", None), made.schedule.problem, bool(made.rewrites))
     return loaded, made.schedule, made
 
 
-def save_rewritten(command: arguments.Input, out: str | None, problem: Problem, rewritten: bool, tell: Tell) -> None:
+def save_rewritten(command: arguments.Input, out: str | None, problem: Problem, rewritten: bool) -> None:
     """Save the graph that the order found is of, or say that only this file would tell which it is."""
-    save(command, problem, tell)
+    save(command, problem)
     if out and rewritten and not command.save_problem:
         complain("note: the order is of the rewritten graph: write that, too, with --save-problem OUT.json")
 
@@ -90,17 +87,13 @@ def run_plan(command: arguments.PlanCommand, tell: Tell) -> Printed:
     if command.out:
         write_order(command.out, result.problem, result.order)
     if command.plot:
-        tell(f"drawing {command.plot}")
         plot_schedule(result, command.plot)
     if command.trace:
-        tell(f"writing {command.trace}")
         write_trace(result, command.trace, original=original)
-    tell("replaying the caching allocator")
+    tell("computing figures")
     reserved = words.reserved_of(result, original)
     code = 1 if fell_back(result, made) else 4 if result.short_bytes else 0
-    tell("drawing prices")
     gain = words.gain_of(result, original)
-    tell("computing the lower bound")
     if command.json:
         prices = prices_of(command, loaded, rewrites=made is not None)
         return answers.as_json(answers.plan_answer(result, made, reserved, prices, gain)), code
@@ -122,9 +115,8 @@ def run_explain(command: arguments.ExplainCommand, tell: Tell) -> Printed:
     _, result, made = scheduled(command, tell)
     code = int(fell_back(result, made))
     if command.peak:
-        peak, reserved = explain_peak(result.problem, result.order), words.reserved_lines(words.reserved_of(result))
-        lines = [peak_text(peak), *reserved]
-        return (words.with_contention_line("\n".join(lines), result.problem.contention),), code
+        peak, reserved = explain_peak(result.problem, result.order), words.reserved_rows(words.reserved_of(result))
+        return (peak_text(peak), *words.figures_text(reserved)), code
     if command.json:
         return answers.as_json(answers.explain_answer(result, command.collective, top)), code
     told: tuple[str, ...] = (words.explanation(result, command.collective, top),)
@@ -156,7 +148,6 @@ def run_report(command: arguments.ReportCommand, tell: Tell) -> Printed:
     original, beside = result.problem if made is None else made.without.problem, None
     if command.beside is not None:
         beside = (Path(command.beside).name.removesuffix(".json"), read_order(command.beside, original))
-    tell(f"writing {command.html}")
     prices = prices_of(command, loaded, rewrites=made is not None)
     write_page(result, command.html, Extras(made, beside, command=command.given, prices=prices))
     return (f"{command.html}: written; open it in a browser",), int(fell_back(result, made))
@@ -193,18 +184,16 @@ def run_fit(command: arguments.FitCommand, tell: Tell) -> Printed:
         raise UnreachableError(
             f"{best.problem.name!r} does not fit into {size(found.limit_bytes)}: the lowest peak found is "
             f"{size(best.peak_bytes)}, at a step of {duration(best.step_us)}. Allow more, more host memory or more "
-            "kinds, shard over more ranks, or take a smaller batch. Forward or backward alone holds to its end, or "
-            "from its start, what forward saves: give the dumps of both (fit FORWARD.py BACKWARD.py), or let the job "
-            "itself choose what is saved: enable(memory_limit=...)."
+            "kinds, shard over more ranks, or take a smaller batch. Forward or backward alone holds all that forward "
+            "saves: give the dumps of both (fit FORWARD.py BACKWARD.py), or enable(memory_limit=...) in the job."
         )
     if command.out:
         write_order(command.out, best.problem, best.order)
     if command.html:
-        tell(f"writing {command.html}")
         schedule, extras = extras_of_fit(found)
         extras = replace(extras, command=command.given, prices=prices_of(command, loaded))
         write_page(schedule, command.html, extras)
-    save_rewritten(command, command.out, best.problem, bool(best.rewrites), tell)
+    save_rewritten(command, command.out, best.problem, bool(best.rewrites))
     code = 1 if found.fell_back is not None else 0 if found.fits else 4
     if command.json:
         return answers.as_json(answers.fit_answer(found)), code
@@ -218,8 +207,6 @@ FORMAT = "overlap-addresses/1"
 def run_memory(command: arguments.MemoryCommand, tell: Tell) -> Printed:
     """Plan, write the files asked for; what is to be printed: JSON, or a table and text."""
     problem = read_input(command, tell).problem
-    if command.slowdown or command.link:
-        complain("note: --slowdown and --link change nothing here: memory does not depend on times")
     tell(f"ordering {len(problem.nodes):,} nodes")
     if command.exact:
         original, _ = peak_memory(problem, problem.original_order)
@@ -234,13 +221,11 @@ def run_memory(command: arguments.MemoryCommand, tell: Tell) -> Printed:
         plan = best_order(problem, command.preserve_collective_order, command.effort)
     addresses = None
     if command.addresses:
-        tell("placing storages")
         addresses = plan_addresses(problem, plan.order, command.align, command.effort)
         write_file(command.addresses, _addresses_json(problem, addresses))
     if command.out:
         write_order(command.out, problem, plan.order)
     if command.plot:
-        tell(f"drawing {command.plot}")
         plot_memory(plan, command.plot)
     reserved = words.reserved_for(problem, plan.order)
     if command.json:
@@ -262,8 +247,8 @@ def _addresses_json(problem: Problem, plan: AddressPlan) -> bytes:
 def _table(plan: MemoryPlan, addresses: AddressPlan | None, reserved: words.Reserved | None) -> Table:
     problem = plan.problem
     proven = "optimal: no order has a lower peak" if plan.optimal else f"at most {100 * plan.gap:.2f} % above the best"
-    peak = (plan.original_bytes, plan.peak_bytes)
-    rows = [("peak", *map(size, peak), change(*peak), size(plan.bound_bytes)), *words.reserved_rows(reserved)]
+    peak = words.change_row("peak", size, plan.original_bytes, plan.peak_bytes, size(plan.bound_bytes))
+    rows = [peak, *words.reserved_rows(reserved)]
     if addresses is not None:
         rows.append(("one arena", "", size(addresses.arena_bytes), "", size(addresses.peak_bytes)))
         rows.append(("fragmentation", "", f"{100 * addresses.fragmentation:.2f} %"))

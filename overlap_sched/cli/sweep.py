@@ -82,7 +82,6 @@ def run_sweep(command: SweepCommand, tell: Tell) -> Printed:
         points=sweep(priced, vary, options_for(command, command.options, problem), tell),
     )
     if command.plot:
-        tell(f"drawing {command.plot}")
         _plot(found, command.plot)
     return as_json(found) if command.json else (_table(found, problem),), 0
 

@@ -47,7 +47,7 @@ def read_axes(
         except ValueError:
             numbers = []
         if dots and numbers:
-            numbers = _powers_of_two(*numbers, most)
+            numbers = _powers_of_two(numbers[0], numbers[1], most)
         least, above = (0.0, "0 or more") if name in from_zero else (_LEAST, "above 0")
         if not numbers or not all(least <= one <= _MOST for one in numbers) or len(set(numbers)) < len(numbers):
             raise OptionsError(

@@ -118,13 +118,12 @@ def resolve_groups(
         fault = f"{path}: process group {name!r} is given (--group {name}={given[name].size})"
         raise DumpError(f"{fault}, but the dump does not name it. {names}. Correct the name, or leave it out.")
     largest = max([group.size for group in (*found.values(), *given.values(), *written.values())], default=0)
-    for parsed, node, name, *_ in uses:
-        if name not in found and not largest:
+    for parsed, node, name, *_ in (use for use in uses if use.name not in found):
+        if not largest:
             fault = f"{parsed.place(node)}: the size of process group {name!r} is not known"
             raise DumpGroupError(f"{fault}. Give it: groups={{{name!r}: 64}} (--group {name}=64 on the command line).")
-        if name not in found:
-            found[name] = DumpGroup(largest)
-            notes[f"process group {name!r}: size not known, taken as {largest}, the largest one named"] = None
+        found[name] = DumpGroup(largest)
+        notes[f"process group {name!r}: size not known, taken as {largest}, the largest one named"] = None
     return {name: found[name] for _, _, name, *_ in uses}
 
 

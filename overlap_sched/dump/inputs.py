@@ -302,8 +302,7 @@ def splits_of(nodes: Sequence[fx.Node]) -> dict[fx.Node, int]:
         found.update({split: 1 for splits in lists for split in splits if isinstance(split, fx.Node)})
         source = node.args[0]
         while isinstance(source, fx.Node):
-            size = _rows_given(source)
-            if isinstance(size, fx.Node):
+            if isinstance((size := _rows_given(source)), fx.Node):
                 found.setdefault(size, len(lists[-1]))
             source = source.args[0] if source.target in _ROWS_KEPT else None
     return found

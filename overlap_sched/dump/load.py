@@ -31,7 +31,7 @@ from overlap_sched.dump.source import DumpSource, listed, one_step, read_source
 from overlap_sched.dump.values import Opaque, Values, annotated
 from overlap_sched.errors import DumpError
 from overlap_sched.fx.calls import GROUPS_KEY
-from overlap_sched.fx.sizes import SIZES_KEY
+from overlap_sched.fx.sizes import SIZES_KEY, UNBACKED_HINT
 from overlap_sched.problem.file import DEFAULT_LIMITS, Limits
 from overlap_sched.problem.precedence import find_reachable
 from overlap_sched.report.words.graph import AssumedSize
@@ -257,7 +257,7 @@ class Attempt(Values):
             self._sizing = True
             splits = ((self._rows(node.args[0]), len(node.args[2])) for node in inputs.uneven(self.dump.nodes))
             even = next((rows // parts for rows, parts in splits if rows is not None), None)
-            self._default, self._evenly = values.FALLBACK_SIZE if even is None else even, even is not None
+            self._default, self._evenly = UNBACKED_HINT if even is None else even, even is not None
             self._sizing = False
         return self._default
 

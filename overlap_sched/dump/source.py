@@ -429,12 +429,9 @@ def _names(source: DumpSource) -> set[str]:
 
 def _arguments(statements: Sequence[ast.stmt], kept: Sequence[int]) -> list[ast.stmt]:
     """``load_args`` without the calls for inputs that are not kept: each call of its own is for one input, in turn."""
-    calls = count()
-    return [
-        one
-        for one in statements
-        if not (isinstance(one, ast.Expr) and isinstance(one.value, ast.Call)) or next(calls) in kept
-    ]
+    calls = (one for one in statements if isinstance(one, ast.Expr) and isinstance(one.value, ast.Call))
+    gone = [one for k, one in enumerate(calls) if k not in kept]
+    return [one for one in statements if one not in gone]
 
 
 def _renamed(parts: Sequence[Any], names: Mapping[str, str]) -> list[Any]:

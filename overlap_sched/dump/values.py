@@ -128,9 +128,6 @@ _BODIES: Mapping[str, Callable[[Sequence[Any]], list[tuple[Any, Sequence[Any]]]]
 }
 
 
-FALLBACK_SIZE = 8192
-"""A data-dependent size about which the graph says nothing more (Inductor has the same fallback)."""
-
 _DTYPES = {short: dtype for dtype, short in dtype_abbrs.items()}
 _TENSOR = re.compile(r"^(?:\w+\()?(\w+)\[([^\]]*)\](?:\[([^\]]*)\])?(\w+(?::\d+)?)?")
 _COMMA = re.compile(r",(?![^()]*\))")
@@ -531,9 +528,8 @@ def run_operator(target: Any, args: Any, kwargs: Mapping[str, Any], tensors: Seq
     try:
         return target(*args, **kwargs)
     except Exception:  # whatever it is, the second try decides
-        devices = {tensor.device for tensor in tensors} | {
-            leaf for leaf in tree_leaves((args, dict(kwargs))) if isinstance(leaf, torch.device)
-        }
+        leaves = (leaf for leaf in tree_leaves((args, dict(kwargs))) if isinstance(leaf, torch.device))
+        devices = {*leaves, *(tensor.device for tensor in tensors)}
         elsewhere = sorted((device for device in devices if device.type != "cpu"), key=str)
         if not elsewhere:
             raise

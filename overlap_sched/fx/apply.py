@@ -22,8 +22,9 @@ from overlap_sched.report.units import count, duration, size
 from overlap_sched.report.words.graph import AssumedSize, sizes_assumed
 from overlap_sched.report.words.schedule import (
     collectives_text,
-    reserved_lines,
+    figures_text,
     reserved_of,
+    reserved_rows,
     short_text,
     together_text,
     why_no_better,
@@ -116,7 +117,10 @@ class Report:
                 lines += [f"  {count(rewritten, 'rewrite')} of collectives"] if rewritten else []
             lines.append(f"  peak budget {size(plan.budget_bytes)} ({plan.options.memory_model} memory model)")
             was = self.made.without.problem if self.made is not None and self.made.schedule is plan else None
-            said = [sizes_assumed(self.sizes), *(reserved_lines(reserved_of(plan, was)) if self.changed else ())]
+            said = [
+                sizes_assumed(self.sizes),
+                *(figures_text(reserved_rows(reserved_of(plan, was))) if self.changed else ()),
+            ]
             lines += [f"  {line}" for line in (*said, short_text(plan), together_text(plan)) if line]
             lines.append(
                 f"  {count(len(plan.problem.nodes), 'node')}, {collectives_text(plan.problem)}; "

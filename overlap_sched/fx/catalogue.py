@@ -107,9 +107,7 @@ WRITES = {
 }
 """Arguments that an operator writes, or frees, although its schema does not say so."""
 
-VIEWS = frozenset({
-    "aten::_unsafe_view", "aten::unsafe_chunk", "aten::unsafe_split", "aten::unsafe_split_with_sizes",
-})  # fmt: skip
+VIEWS = frozenset({"aten::_unsafe_view", "aten::unsafe_chunk", "aten::unsafe_split", "aten::unsafe_split_with_sizes"})
 """Look at their argument although their schema says that what they return is new. Others that return an argument's
 storage unsaid are taken to write it. A tensor without a storage of its own (sparse) is taken to share those of all
 that it is made of."""

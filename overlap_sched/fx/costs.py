@@ -52,48 +52,45 @@ class Costs(NamedTuple):
     prices: list[Price]
 
 
-def costs_of(
-    reading: Reading,
-    model: CostModel,
-    cost: Cost | None,
-    groups: Mapping[str, Group],
-    fusion: Fusion = "none",
-    after: Mapping[int, set[int]] | None = None,
-) -> Costs:
-    """Costs of all nodes; inputs, waits and outputs are free.
+@dataclass
+class Pricing:
+    """How the nodes of a graph, and of its sub-graphs, are priced.
 
-    Bytes of a compute node are those of the tensors that it takes (each node once, expanded dimensions counted) and
-    gives, of a table only the rows that are touched (:func:`untouched_bytes`); views, ``getitem`` and ``empty``
-    are free. Bytes of a collective are the larger of what it takes and gives. With ``fusion="inductor"`` nodes that
-    become one kernel share what that moves, and its time.
-
-    Args:
-        reading: Of the graph.
-        model: Prices what ``cost`` leaves to it.
-        cost: The user's times.
+    Attributes:
+        model: Prices what the user's times leave to it.
         groups: Sizes and places of the groups.
         fusion: See :data:`Fusion`.
-        after: Dependencies that are not data: no kernel spans them.
+        bodies: What was found of sub-graphs.
 
     Raises:
-        CostError: ``cost`` returned something that is not a finite time of 0 or more.
         OptionsError: ``fusion`` is neither.
     """
-    if fusion not in get_args(Fusion):
-        raise OptionsError(f"fusion is {fusion!r}; it is 'none' or 'inductor'.")
-    return _Pricing(model, groups, fusion).costs(reading, cost, after or {})
-
-
-@dataclass
-class _Pricing:
-    """How the nodes of a graph, and of its sub-graphs, are priced."""
 
     model: CostModel
     groups: Mapping[str, Group]
-    fusion: Fusion
+    fusion: Fusion = "none"
     bodies: dict[Reading, tuple[int, int, Price] | None] = field(default_factory=dict)
 
-    def costs(self, r: Reading, cost: Cost | None, after: Mapping[int, set[int]]) -> Costs:
+    def __post_init__(self) -> None:
+        if self.fusion not in get_args(Fusion):
+            raise OptionsError(f"fusion is {self.fusion!r}; it is 'none' or 'inductor'.")
+
+    def costs(self, r: Reading, cost: Cost | None, after: Mapping[int, set[int]] | None = None) -> Costs:
+        """Costs of all nodes; inputs, waits and outputs are free.
+
+        Bytes of a compute node are those of the tensors that it takes (each node once, expanded dimensions counted) and
+        gives, of a table only the rows that are touched (:func:`untouched_bytes`); views, ``getitem`` and ``empty``
+        are free. Bytes of a collective are the larger of what it takes and gives. With ``fusion="inductor"`` nodes that
+        become one kernel share what that moves, and its time.
+
+        Args:
+            r: Of the graph.
+            cost: The user's times.
+            after: Dependencies that are not data: no kernel spans them.
+
+        Raises:
+            CostError: ``cost`` returned something that is not a finite time of 0 or more.
+        """
         n = len(r.nodes)
         result = Costs([0] * n, [0] * n, [FREE] * n)
         source: Source = getattr(cost, "source", "user")
@@ -125,7 +122,7 @@ class _Pricing:
                 price = Price(float(us), source)
             result.prices[v] = price
         if self.fusion == "inductor":
-            self.fuse(r, result, free, given, after)
+            self.fuse(r, result, free, given, after or {})
         return result
 
     def work(self, r: Reading, v: int) -> Compute:
@@ -156,6 +153,7 @@ class _Pricing:
                     costs.prices[v] = price._replace(time_us=0.0) if part.kernel in known else price
 
     def collective(self, r: Reading, v: int) -> Price:
+        """Price a collective, or a copy to or from the host."""
         comm, nbytes = r.traits[v].comm, _bytes_sent(r, v)
         if comm is None or comm.op in HOST_COPIES:
             return Price(PCIE_5.copy_us(nbytes), "table", "bandwidth")
@@ -180,7 +178,7 @@ class _Pricing:
             return None
         (reading,) = bodies
         if reading not in self.bodies:
-            costs = self.costs(reading, None, {})
+            costs = self.costs(reading, None)
             longest = max(costs.prices, key=lambda price: price.time_us, default=FREE)
             price = longest._replace(time_us=_step_us(reading, costs.prices), part_of="")
             self.bodies[reading] = None if reading.notes["no_val"] else (sum(costs.flops), sum(costs.bytes), price)

@@ -170,11 +170,8 @@ def batch_fissions(lifted: Lifted, parts: Sequence[int] = PARTS) -> list[Fission
         if held_us > most_us:
             best, most_us = seed, held_us
     regions = (_grown(graph, *best, n, never) if best else None for n in parts)
-    small = (
-        one
-        for one in regions
-        if one and len(one.gives) * (one.parts - 1) + len(lifted.problem.nodes) <= TUNING.fission_nodes
-    )
+    most_new = TUNING.fission_nodes - len(lifted.problem.nodes)
+    small = (one for one in regions if one and len(one.gives) * (one.parts - 1) <= most_new)
     return [found for one in small if (found := fission_of(one)) is not None]
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 from torch._ops import OpOverload
-from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import flop_registry
 
 from overlap_sched.cost.fusion import CPP, TRITON, FusionRules, FusionStep, Read
 from overlap_sched.fx.operators import NO_CALL, Role, arguments_of
@@ -31,19 +31,14 @@ def _grouped_mm(a: torch.Tensor, b: torch.Tensor, *_: Any, **__: Any) -> int:
     return 2 * batches * a.shape[-2] * a.shape[-1] * b.shape[-1]
 
 
+_AS_FLASH = ("flash_attention_for_cpu", "fused_attention_overrideable")
+_FLASH = torch.ops.aten._scaled_dot_product_flash_attention
+_FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_backward
 _ADDED: Mapping[str, Formula] = {
     **dict.fromkeys(("_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2"), _grouped_mm),
     **dict.fromkeys(("_scaled_mm_v2", "_int_mm"), _grouped_mm),  # of one group
-    **{
-        f"_scaled_dot_product_{kind}": lambda q, k, v, *_, **__: sdpa_flop_count(q.shape, k.shape, v.shape)
-        for kind in ("flash_attention_for_cpu", "fused_attention_overrideable")
-    },
-    **{
-        f"_scaled_dot_product_{kind}_backward": lambda grad, q, k, v, *_, **__: sdpa_backward_flop_count(
-            grad.shape, q.shape, k.shape, v.shape
-        )
-        for kind in ("flash_attention_for_cpu", "fused_attention_overrideable")
-    },
+    **{f"_scaled_dot_product_{kind}": flop_registry[_FLASH] for kind in _AS_FLASH},
+    **{f"_scaled_dot_product_{kind}_backward": flop_registry[_FLASH_BACKWARD] for kind in _AS_FLASH},
 }
 """Operators that torch's counter (2.13) has no formula for. Attention counts its whole square, causal or not, as
 torch's formulas do."""
@@ -101,12 +96,8 @@ _PRIMS: dict[Loop, tuple[str, ...]] = {
     Loop.POINTWISE: ("convert_element_type", "fma", "iota", "inductor_random", "inductor_lookup_seed", "device_put"),
     Loop.REDUCTION: ("sum", "amax", "amin", "prod", "var", "xor_sum", "prepare_softmax_online"),
 }
-_LOOPS = {
-    f"{namespace}.{name}": loop
-    for namespace, table in (("aten", _ATEN), ("prims", _PRIMS))
-    for loop, names in table.items()
-    for name in names
-}
+_TABLES = (("aten", _ATEN), ("prims", _PRIMS))
+_LOOPS = {f"{of}.{name}": loop for of, table in _TABLES for loop, names in table.items() for name in names}
 _SLOW = ("exp", "log", "log10", "log1p", "log2", "sigmoid", "tanh", "silu", "silu_backward", "gelu", "gelu_backward")
 """What Inductor calls heavy on a CPU (``StorageBox.should_realize_on_reuse``), and what it decomposes into such."""
 _SUMS_BY_INDEX = ("aten.scatter_add", "aten.scatter_reduce")
@@ -163,8 +154,7 @@ def steps_of(
     for v, node in enumerate(reading.nodes):
         if node.op == "output":
             for u in reading.inputs[v]:
-                made = steps[looks[u].value]
-                if made is not None:
+                if (made := steps[looks[u].value]) is not None:
                     steps[looks[u].value] = made._replace(kept=True)
     return steps
 
@@ -200,8 +190,7 @@ def _step(r: Reading, looks: Sequence[_Look], v: int, after: Collection[int], ru
     for u in r.looked_at(v):
         value, window, aligned = looks[u]
         whole = r.value_bytes[value]
-        nbytes = min(r.value_bytes[u], whole)
-        if nbytes:
+        if nbytes := min(r.value_bytes[u], whole):
             reads.append(Read(value, window, nbytes, whole, aligned))
     before = tuple([looks[u].value for u in (*after, *r.order_only.get(v, ()))])
     if loop is None:
@@ -232,14 +221,10 @@ def _reduction(r: Reading, v: int, reads: tuple[Read, ...], after: tuple[int, ..
     return FusionStep("reduction", reads, r.value_bytes[v], points, max(reduced, 1), inner, after=after)
 
 
-_aten = torch.ops.aten
-_LAST_DIMS = frozenset({_aten.native_layer_norm, getattr(_aten, "_fused_rms_norm", None)})
-
-
 def _reduced_dims(node: fx.Node, rank: int) -> set[int]:
     """The dimensions that a reduction runs along; all where it names none."""
     arguments = arguments_of(node.target, node.args, node.kwargs)
-    if node.target.overloadpacket in _LAST_DIMS:
+    if "normalized_shape" in arguments:
         return set(range(rank - len(arguments["normalized_shape"]), rank))
     given: Any = arguments.get("dim", arguments.get("dims"))
     dims = [given] if isinstance(given, int) else given
@@ -263,9 +248,8 @@ def _loop(r: Reading, v: int, rules: FusionRules) -> Loop | None:
         return None  # Inductor has no complex numbers
     if loop is Loop.PICKS and any(getattr(value, "dtype", None) is torch.bool for value in values[2:]):
         return None  # a mask: how many it picks is data-dependent
-    if loop is Loop.REDUCTION and not (r.inputs[v] and isinstance(values[1], torch.Tensor)):
-        return None
-    return loop
+    reads = any(isinstance(value, torch.Tensor) for value in values[1:2])
+    return loop if reads or loop is not Loop.REDUCTION else None
 
 
 def _elements(r: Reading, v: int) -> int:

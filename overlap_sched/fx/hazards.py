@@ -104,8 +104,7 @@ def blocking_hazards(steps: Iterable[tuple[int, Sequence[str], bool]]) -> Iterat
     for at, groups, blocks in steps:
         if not blocks:
             for group in groups:
-                last = max(blocking.get(group, -1), blocking.get(ANY_GROUP, -1))
-                if last >= 0:
+                if (last := max(blocking.get(group, -1), blocking.get(ANY_GROUP, -1))) >= 0:
                     yield at, last
                 since[group].append(at)
             continue
@@ -154,14 +153,12 @@ def graph_hazards(reading: Reading, group_of: Mapping[int, str]) -> dict[int, se
     """
     accesses = list(_accesses(reading))
     after: dict[int, set[int]] = {v: set() for v, _, writes in accesses if writes}
-    impure = sorted({*reading.ordering, *reading.writes, *reading.syncs})
-    add_hazards(after, impurity_hazards((v, reading.ordering.get(v, Ordering.NONE)) for v in impure))
+    impure, ordering = sorted({*reading.ordering, *reading.writes, *reading.syncs}), reading.ordering
+    add_hazards(after, impurity_hazards((v, ordering.get(v, Ordering.NONE)) for v in impure))
     add_hazards(after, storage_hazards(accesses))
-    if Ordering.FENCE in reading.ordering.values():
+    if Ordering.FENCE in ordering.values():
         steps = [v for v, node in enumerate(reading.nodes) if node.op not in _GIVEN]
-        before = (
-            (v, reading.ordering.get(v) is Ordering.FENCE, {*reading.inputs[v], *after.get(v, ())}) for v in steps
-        )
+        before = ((v, ordering.get(v) is Ordering.FENCE, {*reading.inputs[v], *after.get(v, ())}) for v in steps)
         add_hazards(after, list(fence_hazards(before)))
     comms = ((v, group, reading.traits[v].comm) for v, group in group_of.items())
     launches = (Launch(v, group, comm.point_to_point) for v, group, comm in comms if comm is not None)

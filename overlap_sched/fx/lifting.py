@@ -40,7 +40,7 @@ from overlap_sched.cost.model import FinishingModel, LaunchingModel
 from overlap_sched.cost.placement import DataflowNode, Facts, Nodes, Placement, nodes_of_ranks, place, sharding_groups
 from overlap_sched.errors import OptionsError
 from overlap_sched.fx.calls import GROUPS_KEY, call_of, live_ranks, name_and_group
-from overlap_sched.fx.costs import Cost, Costs, Fusion, costs_of
+from overlap_sched.fx.costs import Cost, Costs, Fusion, Pricing
 from overlap_sched.fx.graphs import graph_of, marks_of, module_of
 from overlap_sched.fx.hazards import graph_hazards
 from overlap_sched.fx.operators import Ordering, Role
@@ -111,18 +111,11 @@ def groups_of(
         members.setdefault(name, []).append((inner, v))
         live.setdefault(name, name if group is None else group)
     name_of = {v: name for name, of_name in members.items() for inner, v in of_name if inner is reading}
-    facts = {
-        name: carried.get(name) or _facts(of_name, live[name], nodes)
-        for name, of_name in members.items()
-        if name not in given
-    }
+    open_ = ((name, of_name) for name, of_name in members.items() if name not in given)
+    facts = {name: carried.get(name) or _facts(of_name, live[name], nodes) for name, of_name in open_}
     if any(not one.ranks for one in facts.values()):
-        steps = [
-            DataflowNode(
-                reading.inputs[v], not (t.free or t.comm), "" if t.comm is None else t.comm.op, name_of.get(v, "")
-            )
-            for v, t in enumerate(reading.traits)
-        ]
+        ops = ((v, t, "" if t.comm is None else t.comm.op) for v, t in enumerate(reading.traits))
+        steps = [DataflowNode(reading.inputs[v], not (t.free or op), op, name_of.get(v, "")) for v, t, op in ops]
         shards = sharding_groups(steps)
         facts = {name: one._replace(shards=name in shards) for name, one in facts.items()}
     placed = place(facts, nodes)
@@ -203,8 +196,7 @@ def _runtime(r: Reading) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
     for v, launches in r.ends.items():
         use[v] = _union(*(r.held_in_flight(launch) for launch in launches), r.takes[v])
     waited = {launch for launches in r.ends.values() for launch in launches}
-    in_flight = [v for v in r.launches if v not in waited]
-    if in_flight and r.nodes[-1].op == "output":
+    if (in_flight := [v for v in r.launches if v not in waited]) and r.nodes[-1].op == "output":
         use[-1] = _union(use[-1], *(s for v in in_flight for s in (r.held_in_flight(v), r.outs[v])))
     return alloc, use
 
@@ -285,11 +277,8 @@ def _host_nodes(nodes: Sequence[Node], groups: Mapping[str, Group], model: CostM
         for v, (op, at) in ((v, (node.op, node.collective)) for v, node in waits):
             if at is not None and (op != PART or at not in own):
                 times[v] = FINISH, model.finish_us(works[at])
-    return {
-        v: [Node(f"{nodes[v].name}.{op}", Kind.COMPUTE, nodes[v].deps, time_us=us, op=op)]
-        for v, (op, us) in times.items()
-        if us > 0.0
-    }
+    taken = ((v, nodes[v], op, us) for v, (op, us) in times.items() if us > 0.0)
+    return {v: [Node(f"{n.name}.{op}", Kind.COMPUTE, n.deps, time_us=us, op=op)] for v, n, op, us in taken}
 
 
 def _behind_company(
@@ -431,10 +420,9 @@ def lift(
     after = graph_hazards(reading, name_of)
     alloc, use, storages = memory_of(reading, memory_model, kept)
     model = model or (Roofline() if on is None else model_of(on))
-    costs = costs_of(reading, model, cost, group_table, fusion, after)
-    listed = [
-        _node(reading, v, after, costs, name_of)._replace(alloc=alloc[v], use=use[v]) for v in range(len(reading.nodes))
-    ]
+    costs = Pricing(model, group_table, fusion).costs(reading, cost, after)
+    bare = (_node(reading, v, after, costs, name_of) for v in range(len(reading.nodes)))
+    listed = [node._replace(alloc=a, use=u) for node, a, u in zip(bare, alloc, use, strict=True)]
     nodes, stands_for = with_company(listed, reading.ends, reading.outside, group_table, model)
     used = {group for node in nodes for group in launched_on(node)}
     used_groups = {k: g for k, g in group_table.items() if k in used}

@@ -282,9 +282,7 @@ _PURE = (
     "flex_attention_backward", "foreach_map", "inline_asm_elementwise", "map_impl", "out_dtype", "scan", "while_loop",
     "while_loop_stack_output",
 )  # fmt: skip
-_RANDOM = (
-    "graphsafe_run_with_rng_state", "run_and_save_rng_state", "run_dtensor_rng_op", "run_with_rng_state",
-)  # fmt: skip
+_RANDOM = ("graphsafe_run_with_rng_state", "run_and_save_rng_state", "run_dtensor_rng_op", "run_with_rng_state")
 _WRITING = ("triton_kernel_wrapper_functional", "triton_kernel_wrapper_mutation")
 _EFFECT = ("call_torchbind", "print", "with_effects")
 

@@ -82,11 +82,8 @@ class ProfileCost:
             warnings.warn(f"a graph keeps its predicted times: {error}", OverlapSchedWarning, stacklevel=2)
             return {}
         self.profiles.append(profile)
-        return {
-            node: price.time_us
-            for node, price in zip(lifted.nodes, lifted.prices, strict=True)
-            if price.source == "profile"
-        }
+        priced = zip(lifted.nodes, lifted.prices, strict=True)
+        return {node: price.time_us for node, price in priced if price.source == "profile"}
 
 
 def shapes_of(node: fx.Node) -> Shapes | None:

@@ -410,8 +410,7 @@ class _Reader:
         written = [n for arg in traits.writes for n in _nodes_in(arg.of(args, kwargs))]
         if traits.writes_all or ordering >= Ordering.BARRIER:
             written = [r.nodes[u] for u in r.looked_at(v)]
-        roots = tuple(dict.fromkeys(s for n in written for s in r.outs[self.index[n]]))
-        if roots:
+        if roots := tuple(dict.fromkeys(s for n in written for s in r.outs[self.index[n]])):
             r.writes[v] = roots
             if isinstance(call.target, OpOverload) and call.target._schema.name in WRITES:
                 r.unseen.add(v)

@@ -183,11 +183,7 @@ SIZES_KEY = "overlap_sched_sizes"
 """In ``meta`` of a graph module that was loaded from a dump: the sizes that were guessed, which are numbers there."""
 
 _aten = torch.ops.aten
-_ASSERTS = (_aten._assert_scalar.default, torch._check)
 RANGES = (_aten.sym_constrain_range.default, _aten.sym_constrain_range_for_size.default)
-
-
-_SYMBOLIC = (torch.SymInt, torch.SymBool)
 
 
 class Sizes:
@@ -248,7 +244,7 @@ class Sizes:
 
     def _expr(self, size: Any) -> Any:
         """An expression, or a relation, of symbols that have no value."""
-        expr = size.node.expr if isinstance(size, _SYMBOLIC) else sympy.sympify(size)
+        expr = size.node.expr if isinstance(size, torch.SymInt | torch.SymBool) else sympy.sympify(size)
         if not expr.free_symbols:
             return expr
         expr = self._env.replace(expr)
@@ -299,7 +295,7 @@ class Sizes:
     def _asserted(self, node: fx.Node) -> Iterator[sympy.Basic]:
         source = node.args[0] if node.args else None
         value = source.meta.get("val") if isinstance(source, fx.Node) else None
-        if node.target in _ASSERTS and isinstance(value, torch.SymBool):
+        if node.target in (_aten._assert_scalar.default, torch._check) and isinstance(value, torch.SymBool):
             yield self._expr(value)
         if node.target in RANGES and isinstance(value, torch.SymInt):
             yield from self._between(value, node.kwargs.get("min"), node.kwargs.get("max"))

@@ -203,11 +203,10 @@ def in_graph_order(snodes: Sequence[Any]) -> list[Any]:
 
 def _impure(snode: Any) -> bool:
     """Tell whether a node runs an operator that has effects or draws random numbers, or may."""
-    if snode.has_side_effects():
-        return True
     running = (member for member in members(snode) if runs(member))
     origins = (node for member in running for node in _origins(member))
-    return any(n.op == "call_function" and traits_of(n.target).ordering is not Ordering.NONE for n in origins)
+    called = (node.target for node in origins if node.op == "call_function")
+    return snode.has_side_effects() or any(traits_of(one).ordering is not Ordering.NONE for one in called)
 
 
 def in_order_of_effects(snodes: list[Any]) -> list[Any]:

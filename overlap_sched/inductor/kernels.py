@@ -29,7 +29,7 @@ from overlap_sched.cost import Compute, CostModel
 from overlap_sched.cost.model import ask_model
 from overlap_sched.cost.placement import Nodes
 from overlap_sched.errors import UnsupportedError
-from overlap_sched.fx.costs import Cost, Costs, costs_of
+from overlap_sched.fx.costs import Cost, Costs, Pricing
 from overlap_sched.fx.lifting import groups_of
 from overlap_sched.fx.operators import Role
 from overlap_sched.fx.reading import Reading
@@ -314,8 +314,7 @@ class DataFlow:
     def _wait(self, at: int, in_flight: dict[str, int], inputs: Sequence[str]) -> None:
         if not all(s in in_flight for s in self.writes[at]):
             self.takes[at] = _distinct([*self.takes[at], *inputs])
-        launches = sorted({in_flight[s] for s in self.writes[at] if s in in_flight})
-        if launches:
+        if launches := sorted({in_flight[s] for s in self.writes[at] if s in in_flight}):
             self.ends[at] = tuple(launches)
             self.uses[at] = _distinct([*self.uses[at], *(s for launch in launches for s in self.uses[launch])])
 
@@ -358,7 +357,7 @@ class KernelCosts:
         comms = [v for v, role in enumerate(self._roles) if role in (Role.LAUNCH, Role.BLOCKING)]
         self.group_of, placements = groups_of(reading, comms, {}, {}, nodes)
         self.groups = {name: placement.group for name, placement in placements.items()}
-        self._fx: Costs = costs_of(reading, model, self._cost, self.groups)
+        self._fx: Costs = Pricing(model, self.groups).costs(reading, self._cost)
 
     def origins(self, member: Any) -> list[int]:
         """Positions of the FX nodes that a scheduler node came from, in the order of the graph."""
@@ -394,9 +393,8 @@ class KernelCosts:
         traits = self._reading.traits
         op = "+".join(dict.fromkeys(traits[v].op for v in origins if not traits[v].free))
         # one output of a kernel that has several, whose cost the kernel has; a whole that its parts have written
-        if parts and all(
-            isinstance(one.node, ir.MultiOutput) or isinstance(one, scheduler.NopKernelSchedulerNode) for one in parts
-        ):
+        nothing = [isinstance(x.node, ir.MultiOutput) or isinstance(x, scheduler.NopKernelSchedulerNode) for x in parts]
+        if parts and all(nothing):
             return {"op": op}
         extern = len(parts) == 1 and (snode.is_extern() or any(self._roles[v] is Role.BLOCKING for v in origins))
         chosen = self._priced_for_extern(parts[0], origins) if extern else self._exact(parts)

@@ -154,8 +154,7 @@ def _found(
         # what a second cut of the same graph might not leave alone
         if has_graphs_inside(gm):
             raise UnsupportedError("it calls graphs inside of it (higher-order operators), which are cut by themselves")
-        drawing = [node.name for node in gm.graph.nodes if runs_again(node) and draws(node)]
-        if drawing:
+        if drawing := [node.name for node in gm.graph.nodes if runs_again(node) and draws(node)]:
             raise UnsupportedError(f"{drawing[0]!r} draws random numbers and is to run again")
         found = fit_joint(gm, cut, judge, Question(settings.memory_limit, settings.max_slowdown))
         mine = _digest(gm, settings, key, found, name)

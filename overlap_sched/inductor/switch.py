@@ -415,13 +415,11 @@ def _plan_changes(settings: Settings) -> tuple[Settings, dict[str, Any]]:
     notes += [f"{getattr(p, '__name__', type(p).__name__)} runs before this pass" for p in theirs]
     competing = competing or getattr(known[POST_GRAD], "competing", False)
     before = _not_ours(known[POST_GRAD], PostGradPass)
-    if settings.stage == "post_grad":
-        notes.append("Inductor reorders the graph as it lowers it: only part of the order survives")
-        settings = replace(settings, notes=tuple(notes))
-        passes, after = theirs, PostGradPass(settings, before)
-    else:
-        settings = replace(settings, notes=tuple(notes))
-        passes, after = [*theirs, SchedulerPass(settings)], WatchPass(settings, before, competing)
+    early = settings.stage == "post_grad"
+    notes += ["Inductor reorders the graph as it lowers it: only part of the order survives"] if early else []
+    settings = replace(settings, notes=tuple(notes))
+    passes = theirs if early else [*theirs, SchedulerPass(settings)]
+    after = PostGradPass(settings, before) if early else WatchPass(settings, before, competing)
     return settings, changes | {PASSES_ON: bool(passes), PASSES: passes, POST_GRAD: after}
 
 

@@ -9,6 +9,8 @@ B is I and W in one. ``3F7`` is the forward of stage 3 for micro-batch 7. A :cla
 that run together, multiplexed: ``(3F7;3B2)OVERLAP_F_B``.
 """
 
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, TypeAlias
@@ -111,3 +113,12 @@ class PipelineSchedule:
     def actions(self, rank: int) -> list[Action]:
         """The actions of a rank, pairs taken apart."""
         return [action for item in self.orders[rank] for action in parts(item)]
+
+
+def with_last_gradients(order: Sequence[Item]) -> Iterator[tuple[Item, list[int]]]:
+    """Yield each item of a rank with the stages whose last gradient of weights it makes."""
+    left = Counter(action.stage for item in order for action in parts(item) if action.kind in OF_WEIGHTS)
+    for item in order:
+        stages = [action.stage for action in parts(item) if action.kind in OF_WEIGHTS]
+        left.subtract(stages)
+        yield item, [s for s in stages if not left[s]]

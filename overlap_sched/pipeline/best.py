@@ -26,7 +26,7 @@ from overlap_sched.pipeline.job import PipelineJob, recompute_stages
 from overlap_sched.pipeline.judge import limited_bound_us, violation
 from overlap_sched.pipeline.layout import FOLDED, MIRRORED, TWO_WAVES, StageLayout
 from overlap_sched.pipeline.named import NAMED, interleaved_in, lay_out_named
-from overlap_sched.pipeline.replay import PipelineClock, excess_bytes, least_part, with_updates
+from overlap_sched.pipeline.replay import PipelineClock, excess_bytes, least_part
 from overlap_sched.pipeline.tuning import TUNING
 
 FOUND = "found"
@@ -122,7 +122,7 @@ class LayoutSearch:
                 if found is None or found.orders in seen:
                     break
                 seen.add(found.orders)
-                schedule = with_updates(placed, found)
+                schedule = placed.with_updates(found)
                 if clock.step_us(clock.orders_of(schedule)) > 1.05 * min(best_us, self.step_us):
                     break
                 excess = excess_bytes(placed, clock.replay(schedule))
@@ -147,7 +147,7 @@ class LayoutSearch:
         if start is None or bound_us <= best_us:  # else its rounding is at fault: there is a schedule
             self.bound_us = max(self.bound_us, min(bound_us, best_us))
         if schedule is not None:
-            self._add(with_updates(self.clock.job, schedule), "solved")
+            self._add(self.clock.job.with_updates(schedule), "solved")
 
 
 def find_pipeline(

@@ -8,12 +8,11 @@ Formats (:data:`CsvFormat`), the first two named as there (``torch/distributed/p
 - ``compute_comms_waits``: the same with a wait for each send and reduction; torch 2.15 wants them, 2.13 has none.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
 from overlap_sched.errors import PipelineError
-from overlap_sched.pipeline.action import OF_WEIGHTS, SENDS, UPDATES, Action, Item, PipelineSchedule, parts
+from overlap_sched.pipeline.action import SENDS, UPDATES, Action, Item, PipelineSchedule, parts, with_last_gradients
 from overlap_sched.pipeline.job import PipelineJob
 from overlap_sched.pipeline.replay import PipelineReplay
 
@@ -71,11 +70,10 @@ def _cells(order: Sequence[Item], replay: PipelineReplay, waits: bool) -> list[s
     """
     starts = {run.item: run.start_us for run in replay.ran}
     ends = {one.both_ends[0]: one.end_us for one in replay.sent}
-    left = Counter(action.stage for item in order for action in parts(item) if action.kind in OF_WEIGHTS)
     cells: list[str] = []
     sending: list[tuple[float, str]] = []
-    reducing, deferred = list[str](), list[str]()  # waited for later; begun when what has been made is sent
-    for item in (*order, None):
+    reducing, deferred = list[str](), list[int]()  # waited for later; begun when what has been made is sent
+    for item, done in (*with_last_gradients(order), (None, [])):
         sends = isinstance(item, Action) and item.kind in SENDS
         for stage in [] if sends else deferred:
             cells += [*reducing, f"{stage}REDUCE_GRAD"]
@@ -88,9 +86,6 @@ def _cells(order: Sequence[Item], replay: PipelineReplay, waits: bool) -> list[s
         cells += [*over, str(item)]
         if isinstance(item, Action) and sends:
             sending.append((ends[item], str(item).replace("SEND", "WAIT_SEND")))
-        for action in parts(item):
-            left[action.stage] -= action.kind in OF_WEIGHTS
-            if action.kind in OF_WEIGHTS and not left[action.stage]:
-                deferred.append(str(action.stage))
+        deferred += done
     cells += [*(wait for _, wait in sending), *reducing]
     return cells if waits else [cell for cell in cells if "WAIT" not in cell]

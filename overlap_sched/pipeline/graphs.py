@@ -125,7 +125,6 @@ class JobGraphs:
         self.notes: dict[str, None] = {}
         self.pairs: dict[tuple[str, str], MeasuredGraph] = {}
         self.offered: dict[str, list[str]] = {}
-        self._blocks: dict[tuple[str, int | None], GraphBlock] = {}
 
     def whole(self, source: GraphSource, parameter_bytes: int | None) -> GraphBlock:
         """Measure a graph; of what it pins so many bytes are parameters (``None``: all)."""
@@ -170,12 +169,10 @@ class JobGraphs:
         return self.parts.get(source.name) or self.read(source)
 
     def _block(self, name: str, problem: Problem, parameter_bytes: int | None) -> GraphBlock:
-        if (name, parameter_bytes) not in self._blocks:
-            if name not in self.graphs:
-                self.graphs[name] = self._measured(name, problem)
-            graph = self.graphs[name]
-            self._blocks[name, parameter_bytes] = graph_block(name, graph.problem, graph.ordered, parameter_bytes)
-        return self._blocks[name, parameter_bytes]
+        if name not in self.graphs:
+            self.graphs[name] = self._measured(name, problem)
+        graph = self.graphs[name]
+        return graph_block(name, graph.problem, graph.ordered, parameter_bytes)
 
     def _measured(self, name: str, problem: Problem) -> MeasuredGraph:
         before = measure(problem, problem.original_order)

@@ -27,7 +27,7 @@ from functools import cached_property
 from itertools import chain, pairwise
 
 from overlap_sched.errors import PipelineError
-from overlap_sched.pipeline.action import BACKWARDS, Action, ActionKind
+from overlap_sched.pipeline.action import BACKWARDS, Action, ActionKind, Item, PipelineSchedule, with_last_gradients
 from overlap_sched.problem import MAX_TOTAL_BYTES
 from overlap_sched.problem.sizes import show_number
 
@@ -121,6 +121,39 @@ class PipelineStage:
         if self.input_gradient is None or self.weight_gradient is None:
             return self.backward.time_us
         return min(self.backward.time_us, self.input_gradient.time_us + self.weight_gradient.time_us)
+
+    def recomputing(
+        self, received_bytes: int, time_us: float | None = None, saved_bytes: int | None = None
+    ) -> "PipelineStage":
+        """The same with its other way to run.
+
+        Args:
+            received_bytes: What its forward receives.
+            time_us: Added to its backward; ``None``: that of its forward.
+            saved_bytes: Until then; ``None``: what it has received.
+        """
+        more_us = self.forward.time_us if time_us is None else time_us
+        saved = min(self.saved_bytes, received_bytes if saved_bytes is None else saved_bytes)
+
+        def hold(block: PipelineBlock, us: float) -> PipelineBlock:
+            """With what is not saved live while it runs."""
+            part = us / self.forward.time_us if self.forward.time_us else 0.0
+            return replace(
+                block,
+                time_us=block.time_us + us,
+                transient_bytes=block.transient_bytes + self.saved_bytes - saved,
+                exposed_us=block.exposed_us + part * self.forward.exposed_us,
+            )
+
+        half = self.input_gradient
+        again = replace(
+            self,
+            forward=replace(hold(self.forward, 0.0), sent_bytes=None),
+            backward=hold(self.backward, more_us),
+            input_gradient=None if half is None else hold(half, more_us),
+            saved_bytes=saved,
+        )
+        return replace(self, recomputed=again)
 
 
 @dataclass(frozen=True)
@@ -224,6 +257,19 @@ class PipelineJob:
         """The number of those of all routes."""
         return sum(len(route.micro_batches) for route in self.routes)
 
+    def with_updates(self, schedule: PipelineSchedule) -> PipelineSchedule:
+        """The schedule with a reduction behind each stage's last gradient of its weights, and the steps at the end.
+
+        Of stages that have them. Reductions are where torch's ``_add_reduce_grad`` puts them.
+        """
+        orders = []
+        for stages, order in zip(self.stages_of, schedule.orders, strict=True):
+            found: list[Item] = []
+            for item, done in with_last_gradients(order):
+                found += [item, *(Action(ActionKind.REDUCE, s) for s in done if self.stages[s].reduce is not None)]
+            orders.append((*found, *(Action(ActionKind.STEP, s) for s in stages if self.stages[s].step is not None)))
+        return replace(schedule, orders=tuple(orders))
+
 
 def _check_numbers(where: str, numbers: Iterable[float]) -> None:
     for number in numbers:
@@ -231,41 +277,6 @@ def _check_numbers(where: str, numbers: Iterable[float]) -> None:
             raise PipelineError(
                 f"{where} has {show_number(number)}: times, sizes and factors are 0 or more, and 2**60 at most."
             )
-
-
-def with_recomputation(
-    stage: PipelineStage, received_bytes: int, time_us: float | None = None, saved_bytes: int | None = None
-) -> PipelineStage:
-    """Give a stage its other way to run.
-
-    Args:
-        stage: As it runs without.
-        received_bytes: What its forward receives.
-        time_us: Added to its backward; ``None``: that of its forward.
-        saved_bytes: Until then; ``None``: what it has received.
-    """
-    more_us = stage.forward.time_us if time_us is None else time_us
-    saved = min(stage.saved_bytes, received_bytes if saved_bytes is None else saved_bytes)
-
-    def hold(block: PipelineBlock, us: float) -> PipelineBlock:
-        """With what is not saved live while it runs."""
-        part = us / stage.forward.time_us if stage.forward.time_us else 0.0
-        return replace(
-            block,
-            time_us=block.time_us + us,
-            transient_bytes=block.transient_bytes + stage.saved_bytes - saved,
-            exposed_us=block.exposed_us + part * stage.forward.exposed_us,
-        )
-
-    half = stage.input_gradient
-    again = replace(
-        stage,
-        forward=replace(hold(stage.forward, 0.0), sent_bytes=None),
-        backward=hold(stage.backward, more_us),
-        input_gradient=None if half is None else hold(half, more_us),
-        saved_bytes=saved,
-    )
-    return replace(stage, recomputed=again)
 
 
 def scale_links(job: PipelineJob, factor: float) -> PipelineJob:

@@ -15,15 +15,8 @@ import msgspec
 from overlap_sched.cost.cluster import Cluster, read_cluster
 from overlap_sched.cost.toml_file import Bandwidth, Bytes, Count, Number, Positive, Table, Time, decode_toml, read_size
 from overlap_sched.errors import CostError, PipelineError
-from overlap_sched.pipeline.graphs import GraphBlock, GraphSource, JobGraphs
-from overlap_sched.pipeline.job import (
-    PipelineBlock,
-    PipelineJob,
-    PipelineLink,
-    PipelineStage,
-    Route,
-    with_recomputation,
-)
+from overlap_sched.pipeline.graphs import GraphBlock, GraphSource, JobGraphs, offer
+from overlap_sched.pipeline.job import PipelineBlock, PipelineJob, PipelineLink, PipelineStage, Route
 from overlap_sched.pipeline.layers import ModelStage, cut_model
 from overlap_sched.problem import Problem
 from overlap_sched.problem.file import DEFAULT_LIMITS, DamagedError, Limits, read_bytes
@@ -101,6 +94,8 @@ class _JobTable(Table):
 
 MAX_ACTIONS = 1_000_000
 """Of a job: three per stage and micro-batch."""
+SHOWN = 16
+"""Of more stages of a model, not all are named."""
 
 
 def read_job(
@@ -122,13 +117,17 @@ def read_job(
         InputTooLargeError: It is larger than the limit.
         OverlapSchedError: Of a graph or cluster that it names.
     """
+    return parse_job(read_text(path, limits), str(path), Path(path).parent, graphs, instead)
+
+
+def read_text(path: str | Path, limits: Limits = DEFAULT_LIMITS) -> str:
+    """The text of a file; raises as :func:`read_job`."""
     try:
-        text = read_bytes(path, limits).decode("utf-8")
+        return read_bytes(path, limits).decode("utf-8")
     except OSError as error:
         raise PipelineError(f"{path}: cannot be read ({error.strerror}). Name a TOML file of a job.") from None
     except (UnicodeDecodeError, DamagedError):
         raise PipelineError(f"{path}: is not text. A job is TOML in UTF-8.") from None
-    return parse_job(text, str(path), Path(path).parent, graphs, instead)
 
 
 def parse_job(
@@ -154,7 +153,7 @@ def parse_job(
         way = one.recompute if isinstance(one.recompute, _RecomputeTable) else _RecomputeTable()
         for _ in range(one.repeat):
             sends = _with_outputs(stage, received)
-            stages.append(with_recomputation(sends, received, way.time, way.saved) if one.recompute else sends)
+            stages.append(sends.recomputing(received, way.time, way.saved) if one.recompute else sends)
             received = stage.forward.output_bytes
     try:
         cluster = read_cluster(_near(folder, file.cluster)) if file.cluster else None
@@ -187,9 +186,10 @@ def _stages_of(model: _ModelTable, file: _JobTable, where: str, folder: Path, gr
         cut = cut_model(forward, backward, model.layers)
     except PipelineError as error:
         raise PipelineError(f"{where}: model: {error}") from None
-    stages = " | ".join(stage.name for stage in cut.stages)
-    more = f"; stages need of each other, too: {', '.join(cut.extra)}" if cut.extra else ""
-    graphs.notes[f"{where}: {cut.layers} layers (by {cut.found_by}): {stages}{more}"] = None
+    names = [stage.name for stage in cut.stages]
+    shown = " | ".join(names if len(names) <= SHOWN else (*names[:2], "...", names[-1]))
+    more = f"; stages need of each other, too{offer(cut.extra)}" if cut.extra else ""
+    graphs.notes[f"{where}: {cut.layers} layers (by {cut.found_by}): {shown}{more}"] = None
     alike, tables = dict[object, ModelStage](), list[_StageTable]()
     for stage in cut.stages:
         ahead, back = (alike.setdefault(_contents(graph), stage) for graph in (stage.forward, stage.backward))
@@ -246,8 +246,10 @@ class _StageReader:
             raise PipelineError(f"{self._where}.kept {why}")
         pinned = 0 if graph is None else graph.pinned_bytes
         static = _or(table.parameters, pinned) + table.gradients + table.optimizer
-        updates = (_measured(*self._given(table, of), 0) if getattr(table, of) else None for of in ("reduce", "step"))
-        return PipelineStage(_measured(ahead, graph, saved), back, half_i, half_w, saved, kept, static, *updates)
+        reduce, step = (
+            _measured(*self._given(table, of), 0) if getattr(table, of) else None for of in ("reduce", "step")
+        )
+        return PipelineStage(_measured(ahead, graph, saved), back, half_i, half_w, saved, kept, static, reduce, step)
 
     def _given(self, table: _StageTable, key: str) -> tuple[PipelineBlock, GraphBlock | None]:
         """A block as its numbers say, and its graph if it has one."""

@@ -8,7 +8,7 @@ state is all that goes from one layer to the next::
     segments               0             1            2        1            2         3   4 ...
     layers             embedding       |   layer 1        |   layer 2           |   head
 
-Which segments make a layer is said by names of modules (``layers.3.attention``) where the graph has any. Else it is
+Which segments make a layer is given by names of modules (``layers.3.attention``) where the graph has any. Else it is
 found: segments are alike that have the same operators, and the layers are the longest repetition of some of them one
 behind the other, with neighbours that are nearly alike (a dense layer in front of layers of experts).
 
@@ -167,8 +167,8 @@ def _follow(problem: Problem, sources: Collection[NodeId] = ()) -> _Chain:
             waists.append(v)
         furthest = max(furthest, last_user.get(v, v))
     ends, depth, roots = set(waists[:-1]), list[int](), sources or {source}
-    for v, before in enumerate(problem.predecessors):
-        depth.append(max((depth[u] + (u in ends) for u in before if depth[u] >= 0), default=-1 + (v in roots)))
+    for v, earlier in enumerate(problem.predecessors):
+        depth.append(max((depth[u] + (u in ends) for u in earlier if depth[u] >= 0), default=-1 + (v in roots)))
     return _Chain(problem, depth, waists)
 
 
@@ -193,7 +193,7 @@ def _layers_of_segments(chain: _Chain) -> tuple[list[int], str]:
             found[node.module[: at.start()]].add((k, int(at[1])))
     container = max(sorted(found), key=lambda module: len({number for _, number in found[module]}), default="")
     highest = dict(sorted(found[container]))
-    if len({number for _, number in found[container]}) > 1:
+    if len({*highest.values()}) > 1:
         start = min(highest)
         reached = list(accumulate((highest.get(k, 0) for k in range(start, max(highest) + 1)), max))
         layers = [1 + sorted({*reached}).index(number) for number in reached]
@@ -232,8 +232,13 @@ def _repetition(segments: Sequence[Counter[str]]) -> tuple[int, list[int]]:
 def _follow_back(forward: Problem, units: Sequence[int], backward: Problem, count: int) -> tuple[_Chain, list[int]]:
     """The chain of backward, and per node its unit: segments are of that of which they use most values of forward."""
     of_name = dict(zip((node.name for node in forward.nodes), units, strict=True))
-    nodes, head = backward.nodes, count + 1
+    nodes, head, returned = backward.nodes, count + 1, {*forward.nodes[-1].deps}
     given = [v for v, node in enumerate(nodes) if node.kind is Kind.INPUT and node.name not in of_name]
+    inner = {node.name for v, node in enumerate(forward.nodes) if node.kind is not Kind.INPUT and v not in returned}
+    if lost := next((node.name for node in nodes if node.kind is Kind.INPUT and node.name in inner), ""):
+        raise PipelineError(
+            f"{backward.name}: takes {lost}, which {forward.name} does not return. Give the two graphs of one step."
+        )
     chain = _follow(backward, given)
     votes = [Counter[int]() for _ in chain.waists]
     for node, depth, before in zip(nodes, chain.depth, backward.predecessors, strict=True):
@@ -249,8 +254,8 @@ def _follow_back(forward: Problem, units: Sequence[int], backward: Problem, coun
         head - (segments[depth] if depth >= 0 else of_name.get(node.name, head + 1))
         for node, depth in zip(nodes, chain.depth, strict=True)
     ]
-    inner = chain.waists[: len(segments) - segments.count(0)]  # the embedding sends nothing back
-    return replace(chain, waists=inner), [head - place for place in _settle(backward, places)]
+    waists = chain.waists[: len(segments) - segments.count(0)]  # the embedding sends nothing back
+    return replace(chain, waists=waists), [head - place for place in _settle(backward, places)]
 
 
 def _stages(

@@ -63,19 +63,18 @@ class StageLayout(NamedTuple):
                 f"{job.name}: {len(job.stages)} stages cannot be joined to {count} of "
                 f"{'one size' if cut is None else ', '.join(map(str, cut))}, which {job.ranks} ranks need."
             )
-        line = tuple(range(count))
+        line, ranks = tuple(range(count)), job.ranks
         units = [job.routes[0].stages[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
         stages, pairs = tuple(_join([job.stages[unit] for unit in own]) for own in units), _joined_pairs(job, units)
         routes: tuple[Route, ...] = (Route(line, batches),)
-        places = (*range(job.ranks), *reversed(range(job.ranks))) * max(self.chunks // 2, 1)
-        if self.kind == "looped":
-            places = tuple(s % job.ranks for s in line)
-        elif self.kind == "mirrored":
+        if self.kind == "mirrored":
             if len(batches) == 1:
                 raise PipelineError(f"{job.name}: two directions need two micro-batches, not 1.")
             half, stages = -(-len(batches) // 2), stages * 2
             routes = Route(line, batches[:half]), Route(tuple(range(count, 2 * count)), batches[half:])
             pairs = {(f + i, b + k): pairs[f, b] for (f, b), i, k in product(pairs, (0, count), (0, count))}
+        back = [self.kind != "looped" and s // ranks % 2 for s in range(len(stages))]
+        places = tuple(ranks - 1 - s % ranks if up else s % ranks for s, up in enumerate(back))
         return replace(job, stages=stages, rank_of=places, routes=routes, pairs=pairs)
 
 

@@ -22,7 +22,6 @@ from overlap_sched.pipeline.blocks import BlockShape, repeat_block
 from overlap_sched.pipeline.cuts import best_cut
 from overlap_sched.pipeline.job import PipelineJob
 from overlap_sched.pipeline.layout import FOLDED, MIRRORED, ONE_EACH, TWO_WAVES, Cut, StageLayout
-from overlap_sched.pipeline.replay import with_updates
 
 
 def below(micro_batches: int) -> Callable[[Action], Action | None]:
@@ -355,4 +354,4 @@ def lay_out_named(
 
     made = named.make(placed.ranks, placed.micro_batches)
     made = replace(made, orders=tuple(only(order, whole) for order in made.orders))
-    return placed, with_updates(placed, made)
+    return placed, placed.with_updates(made)

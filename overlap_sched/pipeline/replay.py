@@ -15,25 +15,14 @@ each other.
 How many bytes are live on each rank of a replayed schedule, by the rules of :mod:`overlap_sched.pipeline.job`.
 """
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import NamedTuple, TypeAlias
 
 from overlap_sched.errors import PipelineError
-from overlap_sched.pipeline.action import (
-    BACKWARDS,
-    OF_WEIGHTS,
-    RECEIVES,
-    SENDS,
-    Action,
-    ActionKind,
-    Item,
-    Pair,
-    PipelineSchedule,
-    parts,
-)
+from overlap_sched.pipeline.action import BACKWARDS, RECEIVES, SENDS, Action, ActionKind, Item, PipelineSchedule, parts
 from overlap_sched.pipeline.job import PipelineBlock, PipelineJob
 
 
@@ -46,13 +35,14 @@ def block_of(job: PipelineJob, action: Action) -> PipelineBlock:
 
 def item_block(job: PipelineJob, item: Item) -> PipelineBlock:
     """Look up what an item takes: of a pair as the job knows it, else as both of its actions do."""
-    blocks = [block_of(job, action) for action in parts(item)]
-    if not isinstance(item, Pair):
+    actions = parts(item)
+    blocks = [block_of(job, action) for action in actions]
+    if len(blocks) == 1:
         return blocks[0]
     ahead, back = blocks
     transient, exposed_us = ahead.transient_bytes + back.transient_bytes, ahead.exposed_us + back.exposed_us
     both = PipelineBlock(job.pair_factor * (ahead.time_us + back.time_us), transient, exposed_us=exposed_us)
-    both = job.pairs.get((item.forward.stage, item.backward.stage), both)
+    both = job.pairs.get((actions[0].stage, actions[1].stage), both)
     return replace(both, time_us=max(both.time_us, ahead.time_us, back.time_us))
 
 
@@ -330,7 +320,7 @@ def pipeline_peaks(job: PipelineJob, replay: PipelineReplay) -> tuple[RankPeak, 
 
 def _peak(levels: Sequence[_Level], items: tuple[RunItem, ...]) -> RankPeak:
     at_us, most, owner = max(levels, key=lambda level: level[1])
-    running = [run.item for run in items if run.start_us <= at_us and (at_us < run.end_us or run.start_us == at_us)]
+    running = [run.item for run in items if run.start_us <= at_us < run.end_us]
     return RankPeak(most, at_us, running[-1] if running else owner)
 
 
@@ -382,23 +372,3 @@ def _levels(job: PipelineJob, replay: PipelineReplay) -> list[list[_Level]]:
         for time_us, _, nbytes, owner in sorted(own):
             found[-1].append((time_us, found[-1][-1][1] + nbytes, owner))
     return found
-
-
-def with_updates(job: PipelineJob, schedule: PipelineSchedule) -> PipelineSchedule:
-    """The same with a reduction behind each stage's last gradient of its weights, and the steps at the end.
-
-    Of stages that have them. Reductions are where torch's ``_add_reduce_grad`` puts them.
-    """
-    orders = []
-    for rank, order in enumerate(schedule.orders):
-        left = Counter(action.stage for item in order for action in parts(item) if action.kind in OF_WEIGHTS)
-        found: list[Item] = []
-        for item in order:
-            found.append(item)
-            for _, stage, _ in (action for action in parts(item) if action.kind in OF_WEIGHTS):
-                left[stage] -= 1
-                if not left[stage] and job.stages[stage].reduce is not None:
-                    found.append(Action(ActionKind.REDUCE, stage))
-        steps = [stage for stage in job.stages_of[rank] if job.stages[stage].step is not None]
-        orders.append((*found, *(Action(ActionKind.STEP, stage) for stage in steps)))
-    return replace(schedule, orders=tuple(orders))

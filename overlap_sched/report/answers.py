@@ -19,9 +19,11 @@ from overlap_sched.options import Concurrent
 from overlap_sched.peak_memory.addresses import AddressPlan
 from overlap_sched.peak_memory.best import MemoryPlan
 from overlap_sched.pipeline.best import FoundPipeline
+from overlap_sched.pipeline.capacity import CapacityPlan
 from overlap_sched.pipeline.compare import PlannedPipeline
 from overlap_sched.pipeline.graphs import JobGraphs, MeasuredGraph
 from overlap_sched.pipeline.job import PipelineJob
+from overlap_sched.pipeline.question import Question
 from overlap_sched.problem import Kind, MemoryModel, Problem
 from overlap_sched.problem.contention import Contention
 from overlap_sched.problem.pins import pinned
@@ -91,13 +93,6 @@ class PriceSource(_Part, frozen=True):
     fusion: Literal["none", "inductor"] | UnsetType = UNSET
 
 
-class BeforeAfter(_Part, frozen=True):
-    """Pairs of collectives of groups that share more than one rank, in flight together."""
-
-    original: int
-    scheduled: int
-
-
 class TriedPlan(_Part, frozen=True):
     """A plan that was tried: its step, and why it was not taken."""
 
@@ -120,7 +115,7 @@ class PlanAnswer(_Scheduled, frozen=True, kw_only=True, tag_field="schema", tag=
 
     nodes: int
     original_step_us: float
-    bound_us: float
+    lower_bound_us: float = field(name="bound_us")
     gap_percent: float
     budget_bound_us: float
     gap_within_budget_percent: float
@@ -129,14 +124,14 @@ class PlanAnswer(_Scheduled, frozen=True, kw_only=True, tag_field="schema", tag=
     peak_bytes: int
     headroom_bytes: int
     prices: PriceSource
-    groups_together: BeforeAfter
+    groups_together: dict[Literal["original", "scheduled"], int]
     concurrent_groups: Concurrent
-    unrestricted_step_us: float | None
+    unrestricted_us: float | None = field(name="unrestricted_step_us")
     schedule_s: float
     memory_limit_bytes: int | None
     short_bytes: int
-    original_reserved_bytes: int | None
-    reserved_bytes: int | None
+    original_reserved_bytes: int | None = None
+    reserved_bytes: int | None = None
     rewrites: list[dict[str, Any]] | UnsetType = UNSET
     step_without_rewrites_us: float | UnsetType = UNSET
     bound_without_rewrites_us: float | UnsetType = UNSET
@@ -152,7 +147,7 @@ def plan_answer(
     gain: tuple[float, float] | None = None,
 ) -> PlanAnswer:
     """Return the answer of a schedule; ``made``: the plan that it is of. What is not given is left out."""
-    before, after, bound_us = schedule.original, schedule.scheduled, schedule.lower_bound_us
+    before, after = schedule.original, schedule.scheduled
     more: dict[str, Any] = {}
     if made is not None:
         tried = [TriedPlan(one.what, one.step_us if one.order else None, one.why_not) for one in made.trials]
@@ -161,20 +156,17 @@ def plan_answer(
         more["bound_without_rewrites_us"] = made.without.lower_bound_us
     return _fill(
         PlanAnswer,
-        *(schedule.problem, after, schedule),
+        *(schedule.problem, after, schedule, reserved),
         nodes=len(schedule.problem.nodes),
         original_step_us=before.step_us,
-        bound_us=bound_us,
-        gap_percent=gap_percent(after.step_us, bound_us),
+        gap_percent=gap_percent(after.step_us, schedule.lower_bound_us),
         gap_within_budget_percent=gap_percent(after.step_us, schedule.budget_bound_us),
         gain_range=gain,
         original_peak_bytes=before.peak_bytes,
-        groups_together=BeforeAfter(before.groups_together, after.groups_together),
-        unrestricted_step_us=schedule.unrestricted_us,
+        groups_together={"original": before.groups_together, "scheduled": after.groups_together},
         prices=prices,
         concurrent_groups=schedule.options.concurrent_groups,
         **_shared(schedule),
-        **_reserved(reserved),
         **more,
     )
 
@@ -185,11 +177,6 @@ def _shared(schedule: Schedule) -> dict[str, Any]:
         "fell_back": schedule.fell_back is not None,
         "pins": [PinFigures(one.pin.text, len(one.nodes)) for one in pinned(schedule.problem, schedule.options.pins)],
     }
-
-
-def _reserved(found: Reserved | None) -> dict[str, int | None]:
-    before, after = (None, None) if found is None else found[:2]
-    return {"original_reserved_bytes": before, "reserved_bytes": after}
 
 
 class CollectiveFigures(_Part, frozen=True):
@@ -311,8 +298,8 @@ class MemoryAnswer(_Part, frozen=True, tag_field="schema", tag="overlap-sched/me
     bound_bytes: int
     optimal: bool
     found_by: str
-    original_reserved_bytes: int | None
-    reserved_bytes: int | None
+    original_reserved_bytes: int | None = None
+    reserved_bytes: int | None = None
     arena_bytes: int | UnsetType = UNSET
     fragmentation: float | UnsetType = UNSET
 
@@ -320,8 +307,7 @@ class MemoryAnswer(_Part, frozen=True, tag_field="schema", tag="overlap-sched/me
 def memory_answer(plan: MemoryPlan, addresses: AddressPlan | None, reserved: Reserved | None) -> MemoryAnswer:
     """Return the answer; bytes reserved are null where nothing was replayed."""
     number, was = len(plan.problem.nodes), plan.original_bytes
-    of = (plan.problem, plan, addresses)
-    return _fill(MemoryAnswer, *of, nodes=number, original_peak_bytes=was, **_reserved(reserved))
+    return _fill(MemoryAnswer, plan.problem, plan, addresses, reserved, nodes=number, original_peak_bytes=was)
 
 
 class PlanPoint(_Order, frozen=True):
@@ -362,7 +348,6 @@ def fit_answer(found: Fit) -> FitAnswer:
     """Return the answer."""
     points = [found.original, found.without, found.best, *found.points]
     original, without, picked, *others = (_fill(PlanPoint, one, rewrites=len(one.rewrites)) for one in points)
-    pairs = zip(found.best.rewrites, costs(found), strict=True)
     return _fill(
         FitAnswer,
         found,
@@ -372,7 +357,10 @@ def fit_answer(found: Fit) -> FitAnswer:
         without=without,
         picked=picked,
         points=others,
-        rewrites=[_fill(FitRewrite, cost, rewrite=to_json([one])[0]) for one, cost in pairs],
+        rewrites=[
+            FitRewrite(to_json([one.rewrite])[0], -one.held_bytes, one.compute_us, -one.stream_us)
+            for one, _ in costs(found)
+        ],
         reserved=found.held,
     )
 
@@ -547,9 +535,40 @@ class SweepAnswer(_Graph, frozen=True, kw_only=True, tag_field="schema", tag="ov
     points: tuple[SweepPoint, ...]
 
 
+class CapacityAnswer(_Part, frozen=True, tag_field="schema", tag="overlap-sched/capacity/1"):
+    """The fastest layouts that fit, the best first: their mesh, ways and schedule, and what they reach."""
+
+    gpus: int
+    global_batch: int
+    sequence: int
+    layouts: list[dict[str, Any]]
+
+
+def capacity_answer(question: Question, found: Sequence[CapacityPlan]) -> CapacityAnswer:
+    """Return the answer."""
+    figures = ("tokens_per_s", "mfu", "peak_bytes", "losses", "binds")
+    layouts = [
+        one.layout._asdict()
+        | {"mesh": one.layout.mesh._asdict(), "schedule": one.planned.name}
+        | {"micro_batches": one.planned.job.micro_batches, "step_us": one.planned.replay.step_us}
+        | {name: getattr(one, name) for name in figures}
+        for one in found
+    ]
+    return _fill(CapacityAnswer, question, layouts=layouts)
+
+
 ANSWERS: dict[str, type[Struct]] = {
     str(one.__struct_config__.tag).split("/")[1]: one
-    for one in (PlanAnswer, SweepAnswer, ExplainAnswer, MemoryAnswer, CostsAnswer, FitAnswer, PipelineAnswer)
+    for one in (
+        PlanAnswer,
+        SweepAnswer,
+        ExplainAnswer,
+        MemoryAnswer,
+        CostsAnswer,
+        FitAnswer,
+        PipelineAnswer,
+        CapacityAnswer,
+    )
 }
 """``costs``: what ``explain --costs`` prints."""
 

@@ -38,7 +38,7 @@ from overlap_sched.scheduler.driver import Figures, Schedule, figures_of, schedu
 from overlap_sched.scheduler.explain import decisions
 from overlap_sched.scheduler.task import Candidate, Task
 from overlap_sched.simulate.ledger import LiveRanges
-from overlap_sched.transform.plan import Plan, Record
+from overlap_sched.transform.plan import Plan
 from overlap_sched.transform.rewrites import Bucket, Stream
 
 FIGURES = ("peak_bytes", "step_us", "exposed_us")
@@ -52,20 +52,16 @@ class Extras:
     Attributes:
         made: The plan that the schedule is of.
         beside: Another order of the graph as it was (torch's, say), and what it is called.
-        frontier: The plans of a fit, by ascending peak.
-        answer: What a search for a memory limit has found, in a sentence; it says what the allocator lacks, too.
+        fit: The search that has found the plan.
         command: That made the page; ``""``: a program did.
         prices: Where its times come from, where that is known.
-        fits: Does it fit into the memory limit of a search? ``None``: that was not asked.
     """
 
     made: Plan | None = None
     beside: tuple[str, Order] | None = None
-    frontier: tuple[FitPoint, ...] = ()
-    answer: str | None = None
+    fit: Fit | None = None
     command: str = ""
     prices: PriceSource | UnsetType = UNSET
-    fits: bool | None = None
 
 
 NOTHING_ELSE = Extras()
@@ -88,21 +84,15 @@ def extras_of_fit(found: Fit) -> tuple[Schedule, Extras]:
         return replace(made, original=original, headroom_bytes=headroom_bytes, base_bytes=base_bytes, decisions=why)
 
     best = shown(found.best, limit_bytes - base_bytes)
-    records = tuple(
-        Record(rewrite, -cost.copy_us, cost.compute_us, -cost.bytes)  # longer on the streams to the host; kept no more
-        for rewrite, cost in zip(found.best.rewrites, rewrites.costs(found), strict=True)
-    )
-    return best, Extras(
-        Plan(found.best.rewrites, best, shown(found.without, 0), records),
-        frontier=found.points,
-        answer=rewrites.answer_line(found),
-        fits=None if found.limit_bytes is None else found.fits,
-    )
+    records = tuple(record for record, _ in rewrites.costs(found))
+    return best, Extras(Plan(found.best.rewrites, best, shown(found.without, 0), records), fit=found)
 
 
 def page_data(schedule: Schedule, extras: Extras = NOTHING_ELSE) -> Page:
     """Collect what the page of a schedule shows."""
-    made = extras.made
+    made, found = extras.made, extras.fit
+    fits = None if found is None or found.limit_bytes is None else found.fits
+    answer = [] if found is None else [rewrites.answer_line(found)]
     original = schedule.problem if made is None else made.without.problem
     problems = (original,) if original is schedule.problem else (original, schedule.problem)
     reserved = words.reserved_of(schedule, original)
@@ -132,10 +122,10 @@ def page_data(schedule: Schedule, extras: Extras = NOTHING_ELSE) -> Page:
             row.append(cells.get(row[0], ""))
     return {
         "figures": to_builtins(plan_answer(schedule, made, reserved, extras.prices, gain)),
-        "verdict": words.verdict(schedule, original, reserved, extras.fits),
+        "verdict": words.verdict(schedule, original, reserved, fits),
         "columns": columns,
         "summary": summary,
-        "remarks": [*words.conditions(schedule).splitlines(), *words.remarks(schedule), *filter(None, [extras.answer])],
+        "remarks": [*words.conditions(schedule).splitlines(), *words.remarks(schedule), *answer],
         "budget_bytes": schedule.budget_bytes,
         "ops": [printable(op) for op in ops],
         "modules": [printable(module) for module in modules],
@@ -160,7 +150,7 @@ def page_data(schedule: Schedule, extras: Extras = NOTHING_ELSE) -> Page:
         "collectives": _collectives(schedule, original, made),
         "rewrites": _rewrites(schedule, made),
         "tried": [] if made is None else [(printable(one.what), rewrites.outcome_text(one)) for one in made.trials],
-        "frontier": [{key: getattr(point, key) for key in FIGURES} for point in extras.frontier],
+        "frontier": [{key: getattr(point, key) for key in FIGURES} for point in (found.points if found else ())],
     }
 
 
@@ -207,9 +197,8 @@ def _run(ranges: LiveRanges, graph: int, title: str, order: Order, measured: Fig
 def _collectives(schedule: Schedule, original: Problem, made: Plan | None) -> list[Page]:
     """The rows of the table, the most exposed first; ``before``: ids in the original graph of what each stands for."""
     problem = schedule.problem
-    before, after = replay(original, original.original_order), replay(problem, schedule.order)
+    before, causes = replay(original, original.original_order), words.stalls_by_cause(schedule)
     number = {cause.name: at for at, cause in enumerate(words.causes(schedule))}
-    last_us = words.last_compute_us(problem, after)
     ids = {original.nodes[v].name: v for v in original.collectives}
     rewrites = () if made is None else made.rewrites
     members = {one.name: one.members for one in rewrites if isinstance(one, Bucket)}
@@ -218,7 +207,6 @@ def _collectives(schedule: Schedule, original: Problem, made: Plan | None) -> li
         node = problem.nodes[d.collective]
         stood_for = [ids[name] for name in members.get(node.name, (node.name,)) if name in ids]
         launched = f"launched there because: {words.WHY[d.reason]}"
-        stalls = words.stalls_by_cause(problem, after, d, last_us)
         rows.append(
             {
                 "node": d.collective,
@@ -229,7 +217,7 @@ def _collectives(schedule: Schedule, original: Problem, made: Plan | None) -> li
                 "original_exposed_us": sum(before.stall_us[w] for c in stood_for for w in original.waits.get(c, ())),
                 "exposed_us": d.exposed_us,
                 "hidden_us": d.hidden_us,
-                "causes": [(number[name], us) for name, us in stalls.items() if us > 0],
+                "causes": [(number[name], us) for name, us in causes[d.collective].items() if us > 0],
                 "why": f"blocked by {words.blocked_by(problem, d)}",
                 "more": "; ".join(filter(None, [launched, words.refusal(problem, d)])),
             }
@@ -256,7 +244,6 @@ def _marked(problem: Problem, other: Problem, made: Plan | None) -> list[int]:
     return [v for v, node in enumerate(problem.nodes) if node.name in marked]
 
 
-_BADGES = {"runs": "Runs", "fails": "May run out of memory", "kept": "Original order kept", "reordered": "Reordered"}
 _PLACE = '<h3 id="{what}-title-{r}">{what}</h3>\n<div id="{what}-{r}"></div>'
 _BUTTON = '<button type="button" data-{}="{}">{}</button>'
 SCRIPTS = ("units.js", "overview.js", "model.js", "pictures.js", "tables.js", "frontier.js", "main.js")
@@ -280,26 +267,24 @@ def write_page(schedule: Schedule, path: str | Path, extras: Extras = NOTHING_EL
 def page_text(page: Page, command: str = "") -> str:
     """Return the page as text; what names in it say is never taken for markup."""
     script = "\n".join(map(_read_file, SCRIPTS))
-    (came, verdict), runs, prices = page["verdict"], page["runs"], page["figures"].get("prices", {})
+    (came, badge, verdict), runs, prices = page["verdict"], page["runs"], page["figures"].get("prices", {})
     on = prices.get("cluster") or prices.get("device")
-    times = "of the problem file" if prices.get("from") != "dump" else ""
-    times = ", ".join(filter(None, [times, f"predicted for {on}" if on else ""]))
+    times = f"predicted for {on}" if on else "of the problem file"
     times += f", {count(prices['traces'], 'trace')} of a profiler where they have them" if prices.get("traces") else ""
     without = page["figures"].get("step_without_rewrites_us")
     points, drawn = [*page["frontier"], *runs] if page["frontier"] else [], range(len(runs))
-    called = [f"the {run['title']} order" if r < 2 else html.escape(run["title"]) for r, run in enumerate(runs)]
     return Template(_read_file("page.html")).substitute(
         title=html.escape(f"{printable(page['figures']['name'])}: overlap_sched"),
         style=_read_file("style.css"),
         came=came,
-        badge=_BADGES[came],
+        badge=html.escape(badge),
         verdict=html.escape(verdict),
         columns="".join(f'<th scope="col">{html.escape(name)}</th>' for name in page["columns"]),
         summary="\n".join(map(_table_row, page["summary"])),
         remarks="\n".join(f"<p>{html.escape(line)}</p>" for line in page["remarks"]),
         streams="\n".join(_PLACE.format(what="streams", r=r) for r in drawn),
         memories="\n".join(_PLACE.format(what="memory", r=r) for r in drawn),
-        peaks="\n".join(_BUTTON.format("peak", r, f"peak of {name}") for r, name in enumerate(called)),
+        peaks="\n".join(_BUTTON.format("peak", r, f"peak of {html.escape(runs[r]['title'])}") for r in drawn),
         no_rewrites="" if page["rewrites"] or page["tried"] else " hidden",
         without="" if without is None else f"The best order without rewrites takes {duration(without)}.",
         rewrites="".join(

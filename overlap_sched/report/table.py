@@ -8,7 +8,6 @@ import os
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -16,8 +15,6 @@ from rich.measure import Measurement
 from rich.style import Style
 from rich.table import Column, Table
 from rich.text import Text
-
-from overlap_sched.report.units import printable
 
 _INDENT, _CAPTION = 2, 100
 
@@ -87,16 +84,12 @@ def wrapped(line: str, width: int) -> list[str]:
 
 
 def _paragraph(text: object, width: int, style: Style) -> Iterator[Text]:
-    for line in _plain(text).splitlines():
+    for line in str(text or "").splitlines():
         yield from (Text(part, style) for part in wrapped(line, width))
 
 
 def _texts(column: Column) -> list[str]:
-    return [_plain(cell) for cell in (column.header, *column.cells)]
-
-
-def _plain(cell: object) -> str:
-    return cell.plain if isinstance(cell, Text) else str(cell or "")
+    return [str(cell or "") for cell in (column.header, *column.cells)]
 
 
 def align_rows(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -137,9 +130,3 @@ def shown(*parts: RenderableType) -> str:
             else:
                 console.print(part)
     return captured.get().rstrip("\n")
-
-
-def complain(text: str) -> None:
-    """Print one line on standard error, whatever is in the text."""
-    with suppress(BrokenPipeError):
-        print(f"overlap-sched: {' '.join(printable(line) for line in text.splitlines())}", file=sys.stderr)

@@ -24,7 +24,7 @@ from overlap_sched.report.answers import collective_figures
 from overlap_sched.report.colours import PURPOSES, TRACE_COMPUTE, TRACE_EXPOSED
 from overlap_sched.report.files import write_file
 from overlap_sched.report.timeline import memory_by_kind, timeline
-from overlap_sched.report.units import size
+from overlap_sched.report.units import listed, size
 from overlap_sched.report.words.graph import by_purpose, group_names, group_purposes
 from overlap_sched.report.words.schedule import WHY, blocked_by, settings_for
 from overlap_sched.scheduler.driver import Schedule
@@ -81,12 +81,6 @@ def _round_us(at_us: float) -> float:
     return round(at_us, 3)
 
 
-def _name(what: Literal["process", "thread"], pid: int, tid: int, name: str) -> Iterator[Event]:
-    """Name a process or a row (thread); they are listed by their ids."""
-    for key, value in (("name", name), ("sort_index", tid or pid)):
-        yield {"ph": "M", "name": f"{what}_{key}", "pid": pid, "tid": tid, "args": {key: value}}
-
-
 def _span(pid: int, tid: int, name: str, category: str, start_us: float, end_us: float, **more: Any) -> Event:
     """Return something with a duration, which may be 0."""
     start, end = _round_us(start_us), _round_us(end_us)
@@ -112,9 +106,9 @@ def _row_events(
     rows = {group: points + 1 + i for i, group in enumerate(by_purpose(line.streams, purposes))}
     names, called = {compute: "compute", points: "launches and waits"}, group_names(purposes)
     names |= {row: f"{called[group]} ({problem.groups[group].size} ranks)" for group, row in rows.items()}
-    yield from _name("process", pid, 0, name)
-    for row, row_name in names.items():
-        yield from _name("thread", pid, row, row_name)
+    for what, row, called_so in (("process", 0, name), *(("thread", *pair) for pair in names.items())):
+        for key, value in (("name", called_so), ("sort_index", row or pid)):  # rows are listed by their ids
+            yield {"ph": "M", "name": f"{what}_{key}", "pid": pid, "tid": row, "args": {key: value}}
     for at in line.compute:
         node = nodes[at.node]
         args = {"op": node.op, "flops": node.flops, "bytes": node.bytes, "id": at.node}
@@ -156,11 +150,8 @@ def _points(
         instant, args = list(found), dict[str, list[str]]()
         for v in instant:
             args.setdefault("launch" if v in arrows else "wait", []).append(nodes[v].name)
-        parts = (
-            f"{what} {', '.join(args[what][:2])}{f' and {len(args[what]) - 2:,} more' * (len(args[what]) > 2)}"
-            for what in sorted(args)
-        )
-        yield _span(pid, row, "; ".join(parts), "launches and waits", ts, ts, args=args)
+        name = "; ".join(f"{what} {listed(args[what], 2)}" for what in sorted(args))
+        yield _span(pid, row, name, "launches and waits", ts, ts, args=args)
         for v in instant:
             yield from (_arrow("s", pid, row, end, ts) for end in arrows.get(v, ()))
             if v in ends:

@@ -1,4 +1,8 @@
-"""Quantities as people read them; inside the package they are microseconds and bytes."""
+"""Quantities as people read them (inside the package they are microseconds and bytes), lists, and complaints."""
+
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
 
 
 def time_unit(us: float) -> tuple[float, str]:
@@ -55,3 +59,14 @@ def change(before: float, after: float) -> str:
 def printable(text: str) -> str:
     """Names come from files: control characters (a terminal would obey them) are shown escaped."""
     return text if text.isprintable() else ascii(text)[1:-1]
+
+
+def listed(names: Sequence[str], most: int) -> str:
+    """``a, b and 3 more``: so many of them."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
+
+
+def complain(text: str) -> None:
+    """Print one line on standard error, whatever is in the text."""
+    with suppress(BrokenPipeError):
+        print(f"overlap-sched: {' '.join(printable(line) for line in text.splitlines())}", file=sys.stderr)

@@ -133,8 +133,7 @@ class CompletionProfile:
         if at != first:  # ahead of others
             self.profile[first:at] += self.kept_bytes[v]
             for p, size in self.deaths(v):
-                begin = max(p + 1, first)
-                if begin < at:
+                if (begin := max(p + 1, first)) < at:
                     self.profile[begin:at] -= size
                     lowered.append((begin, at))
             if self.step_of is not None:

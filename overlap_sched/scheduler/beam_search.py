@@ -196,8 +196,7 @@ class BeamTables:
             left_us -= self.time_us[v]
         peak, live = max(peak, live + self.alloc[v]), self._live_after(v, done, live)
         ready, still = tuple(u for u in ready if u != v), tuple(u for u in still if u != v)
-        opened = [w for w in self.after[v] if not self.before[w] & ~done]
-        if opened:
+        if opened := [w for w in self.after[v] if not self.before[w] & ~done]:
             ready = tuple(sorted((*ready, *(w for w in opened if self.costs[w]))))
             still = (*still, *(w for w in opened if not self.costs[w]))
         trail = (v, state)

@@ -128,11 +128,9 @@ def relink_far_from_bound(task: Task, reference: Reference, best: Candidate) -> 
 
     A first round is taken if it gains 2 %: below twice that, half of what lies between is too much to ask for.
     """
-    if not best.reasons or not count_rounds(task):
-        return best
-    if best.step_us <= lower_bound_us(task.problem) * (1 + 2 * TUNING.relink_gain):
-        return best
-    return relink(task, reference, best)
+    worth = best.reasons and count_rounds(task)
+    far = worth and best.step_us > lower_bound_us(task.problem) * (1 + 2 * TUNING.relink_gain)
+    return relink(task, reference, best) if far else best
 
 
 def without_contention(task: Task, reference: Reference, best: Candidate) -> Candidate:
@@ -315,8 +313,7 @@ def _verified(task: Task, before: JudgedOrder, best: Candidate) -> tuple[JudgedO
     if best.order == problem.original_order:
         broken = pin_violation(problem, best.order, options.pins)
         return before, None if broken is None else f"{broken}; no order was found that keeps it and is as short"
-    broken = violation(problem, best.order)
-    if broken is not None:
+    if (broken := violation(problem, best.order)) is not None:
         return before, broken
     after = measure(problem, best.order)
     return after, broken_promise(problem, before, after, promise_of(options, task.base_bytes))
@@ -386,8 +383,7 @@ def _with_pins(task: Task, original: Candidate) -> Candidate:
         return original
     if not task.within_budget(order):
         order = lowest_peak(task).order
-    over_bytes = int((task.live_ranges.profile(order) - task.limit).max())
-    if over_bytes > 0:
+    if (over_bytes := int((task.live_ranges.profile(order) - task.limit).max())) > 0:
         raise PinError(
             f"the original order breaks the pins, and the best order found that keeps them needs {over_bytes} bytes "
             "more than there are. Allow more headroom, or leave pins out."

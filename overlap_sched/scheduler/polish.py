@@ -78,10 +78,8 @@ def shift_best(task: Task, reference: Reference, best: Candidate) -> Candidate:
 def shift(task: Task, best: Candidate, order: Order, limit: npt.NDArray[np.int64]) -> Candidate:
     """The candidate with its nodes in a valid order, shifted within a limit in bytes where that is no longer."""
     moved = task.remeasured(best, shifted(task.live_ranges, order, limit, task.pairs))
-    if task.problem.contention:
-        as_it_was = task.remeasured(best, order)
-        return as_it_was if as_it_was.beats(moved) else moved
-    return moved
+    as_it_was = task.remeasured(best, order) if task.problem.contention else moved
+    return as_it_was if as_it_was.beats(moved) else moved
 
 
 def shifted(

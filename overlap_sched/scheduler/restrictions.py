@@ -360,8 +360,7 @@ def _within_budget(task: Task, order: Order, stages: Stages) -> Candidate | None
     if task.within_budget(order):
         return replace(task.measured(order), reasons=dict.fromkeys(task.problem.collectives, "reference"))
     for low in _lower(task.problem.renumbered(order, task.pairs), int(task.limit.min())):
-        start = tuple(order[k] for k in low)
-        if task.within_budget(start):
+        if task.within_budget(start := tuple(order[k] for k in low)):
             return stages.run(task, task.reference(start), task.measured(start))
     return None
 

@@ -67,12 +67,8 @@ CONTENDED_NETWORK_BINDS = (
     Policy(0.1, -0.03, FAR),
     *CONTENDED_LAST,
 )
-INTERLEAVED = (
-    Policy(0.005, -1.0, FAR, keeps_busy=True),  # reference order, come what may: it goes from chain to chain already
-    Policy(0.02, -0.03, NEAR, keeps_busy=True),
-    Policy(1.0, -0.03, FAR, keeps_busy=True),  # every collective as soon as memory allows
-    Policy(0.005, 0.12, FAR, keeps_busy=True),  # the critical path far ahead, weight gradients behind it
-)
+# the order given first, come what may: it goes from chain to chain already
+INTERLEAVED = tuple(replace(one, keeps_busy=True) for one in (IN_ORDER, COMPUTE_BINDS[1], LAST[0], FAR_AHEAD))
 """For runs from an order of several chains (:mod:`overlap_sched.scheduler.chains`)."""
 
 

@@ -505,8 +505,7 @@ class Stages:
         Raises:
             ValueError: There is no such stage.
         """
-        unknown = set(names).difference(self.names)
-        if unknown:
+        if unknown := set(names).difference(self.names):
             raise ValueError(f"no stage is called {', '.join(sorted(unknown))}; there are {', '.join(self.names)}")
         return Stages(tuple(stage for stage in self.all if stage.name not in names))
 

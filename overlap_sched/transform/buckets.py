@@ -115,8 +115,7 @@ def host_times(problem: Problem) -> Mapping[NodeId, float]:
     """Return per collective what launching it and ending its waits takes of the compute stream, if anything. Linear."""
     nodes, times = problem.nodes, defaultdict[NodeId, float](float)
     for v, node in enumerate(nodes):
-        of = v if node.kind is Kind.COLLECTIVE else node.collective
-        if of is not None:
+        if (of := v if node.kind is Kind.COLLECTIVE else node.collective) is not None:
             for u in node.deps:
                 if nodes[u].op in OF_HOST:
                     times[of] += nodes[u].time_us
@@ -199,24 +198,26 @@ class BucketSearch:
             return
         windows = windows_of(self.problem, self.order)
         for cap in PLANS.caps:
-            self._try(f"buckets of up to {cap} latencies", self._neighbours(cap, windows), form, self.order)
+            self._try(f"buckets of up to {cap} latencies", self._neighbours(cap, *windows), form, self.order)
         self._try_batches(form)
 
-    def _neighbours(self, latencies: float, windows: "Windows") -> list[list[NodeId]]:
+    def _neighbours(
+        self, latencies: float, ready: Sequence[Position], first_use: Mapping[NodeId, Position]
+    ) -> list[list[NodeId]]:
         """Return all collectives that have a key, in buckets of one or more, each in the order given."""
         open_buckets, buckets = dict[Key, list[NodeId]](), list[list[NodeId]]()
         held, used = dict[Key, int](), dict[Key, Position]()
         for v in (v for v in self.order if v in self.keys):
             key, nbytes = self.keys[v], self.problem.nodes[v].bytes
             cap_us = latencies * self.time_us(key, PLANS.small_bytes)
-            if key in held and windows.ready[v] < used[key] and self.time_us(key, held[key] + nbytes) <= cap_us:
+            if key in held and ready[v] < used[key] and self.time_us(key, held[key] + nbytes) <= cap_us:
                 open_buckets[key].append(v)
                 held[key] += nbytes
-                used[key] = min(used[key], windows.first_use[v])
+                used[key] = min(used[key], first_use[v])
             else:
                 open_buckets[key] = [v]
                 buckets.append(open_buckets[key])
-                held[key], used[key] = nbytes, windows.first_use[v]
+                held[key], used[key] = nbytes, first_use[v]
         return buckets
 
     def rewrites(self, groups: Sequence[Sequence[NodeId]], form: Form | None) -> tuple[Rewrite, ...]:
@@ -247,8 +248,8 @@ class BucketSearch:
         self.asked.attempt(f"{what} on two streams" if self.moved else what, self.rewrites(groups, form), order)
 
 
-class Windows(NamedTuple):
-    """Between which positions of an order each collective can be launched without moving compute of any weight.
+def windows_of(problem: Problem, order: Order) -> tuple[Sequence[Position], Mapping[NodeId, Position]]:
+    """Between which positions of an order each collective can be launched without moving compute of any weight; linear.
 
     A collective joins a bucket only if all that it needs, but for cheap preparations, runs before the first use of what
     is in the bucket already::
@@ -257,17 +258,10 @@ class Windows(NamedTuple):
         w1, w2    ready at once; w1 is used at `mm w1`: w2 joins, its cast is pulled ahead
         an activation of `mm w1` that is gathered for `mm w3` cannot join: it is ready after the first use of w1
 
-    Attributes:
-        ready: Per node id, the last position of compute of weight that it needs (-1: none).
-        first_use: Per collective, the first position of a node that uses a wait of it; the end where only outputs do.
+    Returns:
+        Per node id, the last position of compute of weight that it needs (-1: none).
+        Per collective, the first position of a node that uses a wait of it; the end where only outputs do.
     """
-
-    ready: Sequence[Position]
-    first_use: Mapping[NodeId, Position]
-
-
-def windows_of(problem: Problem, order: Order) -> Windows:
-    """Find the windows of all collectives of an order. Linear."""
     nodes, compute_us, position = problem.nodes, problem.compute_us, positions(order)
     weight_us, ready, first_use = TUNING.cheap * sum(compute_us), [-1] * len(nodes), dict[NodeId, Position]()
     for at, v in enumerate(order):
@@ -276,7 +270,7 @@ def windows_of(problem: Problem, order: Order) -> Windows:
     for v, waits in problem.waits.items():
         users = (u for w in waits for u in problem.successors[w] if nodes[u].kind is not Kind.OUTPUT)
         first_use[v] = min((position[u] for u in users), default=len(order))
-    return Windows(ready, first_use)
+    return ready, first_use
 
 
 @dataclass

@@ -31,7 +31,7 @@ import math
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -295,8 +295,7 @@ def _broken_promise(made: Plan) -> str | None:
     together = together_violation(problem, order, made.without.options.concurrent_groups, as_originally=False)
     if (broken := violation(problem, order) or together) is not None:
         return broken
-    over_bytes = max(measure(problem, order).profile) - made.without.budget_bytes
-    if over_bytes > 0:
+    if (over_bytes := max(measure(problem, order).profile) - made.without.budget_bytes) > 0:
         return f"the peak is {over_bytes} bytes above the budget of the graph as it was"
     step_us, before_us = replay(problem, order).step_us, made.without.scheduled.step_us
     longer = step_us > before_us * (1 + REPLAY_TOLERANCE)
@@ -314,9 +313,8 @@ def refused(problem: Problem, alike: Alike | None, wanted: Wanted, refuses: Refu
         if nodes[v].op in wanted.ops:
             mates[nodes[v].op, nodes[v].group or ""].append(nodes[v].name)
     several = {key: names for key, names in mates.items() if len(names) > 1}
-    asked: list[tuple[str, Rewrite]] = [
-        (n, Bucket((n,))) for names in several.values() for n in names if n not in types
-    ]
+    unknown = [name for names in several.values() for name in names if name not in types]
+    asked: list[tuple[str, Rewrite]] = [(name, Bucket((name,))) for name in unknown]
     asked += [(nodes[v].name, Stream(nodes[v].name)) for v in reductions(problem)] if wanted.streams else []
     for name, one in asked:
         if why := refuses(one):
@@ -324,10 +322,8 @@ def refused(problem: Problem, alike: Alike | None, wanted: Wanted, refuses: Refu
     sentences = [f"{first}{f' (The same of {len(more):,} more.)' if more else ''}" for first, *more in reasons.values()]
     for (op, group), names in several.items():
         kinds = dict.fromkeys(types[name] for name in names if name in types)
-        if len(kinds) > 1:
-            sentences.append(
-                f"{op} of group {group!r} comes as {', '.join(kinds)}: a bucket has one type and one reduction."
-            )
+        said = f"{op} of group {group!r} comes as {', '.join(kinds)}: a bucket has one type and one reduction."
+        sentences += [said] if len(kinds) > 1 else []
     return tuple(sentences)
 
 
@@ -345,39 +341,28 @@ def records(before: Problem, after: Problem, rewrites: Sequence[Rewrite]) -> tup
     for name in sorted(new.keys() - old.keys()):
         ends = (k for k in range(len(name), 0, -1) if name[:k] in launches and name[k : k + 1] in ("", "_", "."))
         made[name[: next(ends, 0)]].append(new[name])
-    host_us = {before.nodes[v].name: us for v, us in host_times(before).items()}
-    return tuple(_record(before, after, old, new, made, host_us, one) for one in rewrites)
-
-
-def _record(
-    before: Problem,
-    after: Problem,
-    old: Mapping[str, Node],
-    new: Mapping[str, Node],
-    made: Mapping[str, Sequence[Node]],
-    host_us: Mapping[str, float],
-    rewrite: Rewrite,
-) -> Record:
-    """``host_us``: what collectives took of the compute stream."""
-    gone, come = list[Node](), list[Node]()
-    match rewrite:
-        case Bucket():
-            gone, come = [old[name] for name in rewrite.members if name in old], [*made[rewrite.name]]
-        case Keep():
-            gone = [old[rewrite.again]]
-        case Regather():
-            come = [*made[rewrite.name]]
-        case Recompute():
-            come = [new[rewrite.new_name(name)] for name in rewrite.nodes]
-    sums = defaultdict[Kind, float](float)
-    for sign, nodes in ((1, come), (-1, gone)):
-        for node in nodes:
-            sums[node.kind] += sign * node.time_us
-    compute_us = sums[Kind.COMPUTE] - sum(host_us.get(node.name, 0.0) for node in gone)
-    largest = max((_allocated(before, node) for node in gone), default=0)
-    held = sum(_allocated(after, node) for node in come if not node.name.endswith("_copy")) - largest
-    held = -held if isinstance(rewrite, Keep | Regather) else max(held, 0)
-    return Record(rewrite, -sums[Kind.COLLECTIVE], compute_us, held)
+    host_us, found = {before.nodes[v].name: us for v, us in host_times(before).items()}, list[Record]()
+    for rewrite in rewrites:
+        gone, come = list[Node](), list[Node]()
+        match rewrite:
+            case Bucket():
+                gone, come = [old[name] for name in rewrite.members if name in old], made[rewrite.name]
+            case Keep():
+                gone = [old[rewrite.again]]
+            case Regather():
+                come = made[rewrite.name]
+            case Recompute():
+                come = [new[rewrite.new_name(name)] for name in rewrite.nodes]
+        sums = defaultdict[Kind, float](float)
+        for sign, nodes in ((1, come), (-1, gone)):
+            for node in nodes:
+                sums[node.kind] += sign * node.time_us
+        compute_us = sums[Kind.COMPUTE] - sum(host_us.get(node.name, 0.0) for node in gone)
+        largest = max((_allocated(before, node) for node in gone), default=0)
+        held = sum(_allocated(after, node) for node in come if not node.name.endswith("_copy")) - largest
+        held = -held if isinstance(rewrite, Keep | Regather) else max(held, 0)
+        found.append(Record(rewrite, -sums[Kind.COLLECTIVE], compute_us, held))
+    return tuple(found)
 
 
 def _allocated(problem: Problem, node: Node) -> int:

@@ -9,7 +9,7 @@ from overlap_sched.cost.compute import Compute
 from overlap_sched.cost.model import Collective, CostModel, FinishingModel, LaunchingModel, Roofline
 from overlap_sched.cost.repricing import placed_on
 from overlap_sched.errors import OptionsError
-from overlap_sched.problem import Group, Kind, Problem
+from overlap_sched.problem import Group, Problem
 
 OUT = "host"
 """The stream (as a process group) of copies in both directions, as ``torch.ops.ao`` has one transfer stream per device
@@ -101,10 +101,8 @@ def on_cluster(problem: Problem, cluster: Cluster, comm_scale: float = 1.0) -> t
     prices = Prices(model_of(cluster), comm_scale)
     placed = placed_on(problem, cluster).groups
     groups = {name: group if group.intra_node else placed[name] for name, group in problem.groups.items()}
-    nodes = tuple(
-        node._replace(time_us=prices.collective_us(node.op, node.bytes, groups[node.group]))
-        if node.kind is Kind.COLLECTIVE and node.group is not None
-        else node
-        for node in problem.nodes
-    )
-    return replace(problem, nodes=nodes, groups=groups), prices
+    nodes = list(problem.nodes)
+    for v, group in ((v, nodes[v].group) for v in problem.collectives):
+        if group is not None:
+            nodes[v] = nodes[v]._replace(time_us=prices.collective_us(nodes[v].op, nodes[v].bytes, groups[group]))
+    return replace(problem, nodes=tuple(nodes), groups=groups), prices

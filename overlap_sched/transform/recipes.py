@@ -574,14 +574,8 @@ def places(at: Sequence[float], waits: Sequence[bool], parts: int) -> list[list[
     """
     starts = [i for i, wait in enumerate(waits) if not i or (wait and not waits[i - 1])]
     stages = list(pairwise([*starts, len(at)]))
-    return [
-        [
-            at[begin] + (p * (end - begin) + i - begin) / (parts * (end - begin) + 1)
-            for begin, end in stages
-            for i in range(begin, end)
-        ]
-        for p in range(parts)
-    ]
+    spans = [(at[begin], end - begin, i) for begin, end in stages for i in range(end - begin)]
+    return [[start + (p * length + i) / (parts * length + 1) for start, length, i in spans] for p in range(parts)]
 
 
 def unique(ids: Iterable[V]) -> tuple[V, ...]:
@@ -625,8 +619,7 @@ def sort_by_place(
                     done.update(dict.fromkeys((v, *with_it(v))))
                 continue
             open_[v] = None
-            again = next((u for u in missing if u in open_), None)
-            if again is not None:
+            if (again := next((u for u in missing if u in open_), None)) is not None:
                 path = [u for u in stack if u in open_]
                 raise RewriteError(_name_ring([name(u) for u in path[path.index(again) :]], rewrites))
             stack += sorted(missing, key=ranks.__getitem__, reverse=True)

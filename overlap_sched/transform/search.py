@@ -182,24 +182,20 @@ class Trial:
     policies: tuple[Policy, ...] = ()
 
 
-RunsPaid = Callable[[float], int]
-"""Of a step in microseconds: how many runs of the scheduler pay for what it can still become shorter by."""
-
-
 @dataclass
 class SearchState:
     """What a search has found so far, and whether to go on.
 
     Attributes:
         best_us, best: The best so far. enough_us: what is good enough.
-        runs_paid: How many runs of the scheduler pay for what a step can still become shorter by.
+        runs_paid: How many runs of the scheduler pay for what a step (in microseconds) can still become shorter by.
         runs_left: How many more are made: the shorter the best, the fewer.
         trials: All that was tried, in this order. winners: policies that have won, the last first.
     """
 
     best_us: float = math.inf
     enough_us: float = 0.0
-    runs_paid: RunsPaid = lambda step_us: sys.maxsize
+    runs_paid: Callable[[float], int] = lambda step_us: sys.maxsize
     runs_left: int = field(init=False)
     best: Trial | None = None
     trials: list[Trial] = field(default_factory=list)
@@ -305,8 +301,7 @@ class RewriteSearch:
         except RewriteError as error:
             return replace(trial, why_not=str(error))
         live_ranges = LiveRanges(problem)
-        over_bytes = int(live_ranges.profile(problem.original_order).max()) - self.budget_bytes
-        if over_bytes > 0:
+        if (over_bytes := int(live_ranges.profile(problem.original_order).max()) - self.budget_bytes) > 0:
             return replace(trial, why_not=f"{over_bytes:,} bytes above the budget before anything is moved")
         start = tuple(order) if self.whole is None else order_as_it_was(self.whole, self.problem, order)
         reference, beat_us = Reference(problem, problem.original_order, live_ranges), self.state.best_us

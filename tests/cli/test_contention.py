@@ -43,7 +43,7 @@ def written(problem: Problem, contention: Contention, path: Path) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("command", [["plan"], ["plan", "--json"], ["explain", "--peak"], ["explain"]], ids=" ".join)
+@pytest.mark.parametrize("command", [["plan"], ["plan", "--json"], ["explain"]], ids=" ".join)
 def test_options_are_as_good_as_the_file_and_shown(
     command: list[str], plain: str, tmp_path: Path, cli: Command
 ) -> None:

@@ -112,4 +112,4 @@ def test_a_cluster_prices_and_places(dump: str) -> None:
 def test_what_is_assumed_is_said(options: str, cluster: str, dump: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("plan", dump, "--group", "0=64", "--effort", "0", *options.split()) == 0
     err = capsys.readouterr().err
-    assert (f"priced for {cluster}, as nothing says" in err) if cluster else ("priced for" not in err)
+    assert (f"priced for {cluster} with 8 ranks" in err) if cluster else ("priced for" not in err)

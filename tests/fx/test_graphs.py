@@ -150,7 +150,7 @@ def test_reserved_memory_is_looked_at_on_a_gpu() -> None:
     held = schedule_graph(on_gpu(trace(hidable, (2, 4), (4, 4))), Options(headroom="1MiB"), cost=slow)
     assert held.schedule is not None
     assert held.schedule.options.allocator == "environment"
-    assert str(held).splitlines()[4] == "  reserved, plain segments (replayed): 2.0 -> 2.0 MiB"
+    assert str(held).splitlines()[4] == "  reserved, plain segments 2.0 -> 2.0 MiB (+0.0 %)"
     free = schedule_graph(trace(hidable, (2, 4), (4, 4)), Options(headroom="1MiB"), cost=slow)
     assert free.schedule is not None
     assert free.schedule.options.allocator == "none"

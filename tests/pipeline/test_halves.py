@@ -32,7 +32,9 @@ def backwards(draw: st.DrawFn, most: int) -> tuple[Problem, int, tuple[Problem, 
         ordered = [u for u in touched if writes(node) or writes(nodes[u])]
         nodes.append(node._replace(deps=tuple(sorted({*node.deps, *ordered}))))
     made = [v for v, node in enumerate(nodes) if node.kind not in (Kind.INPUT, Kind.OUTPUT)]
-    assume(made and nodes[-1].kind is Kind.OUTPUT)
+    assume(made)
+    if nodes[-1].kind is not Kind.OUTPUT:
+        nodes.append(Node("output", Kind.OUTPUT, (made[-1],), use=nodes[made[-1]].alloc))
     problem, last = replace(problem, nodes=tuple(nodes)), draw(st.sampled_from(made))
     try:
         return problem, last, halve_backward(problem, last)

@@ -15,12 +15,11 @@ from overlap_sched.pipeline.job import (
     PipelineStage,
     Route,
     recompute_stages,
-    with_recomputation,
 )
 from overlap_sched.pipeline.judge import violation
 from overlap_sched.pipeline.layout import FOLDED, MIRRORED, ONE_EACH, StageLayout
 from overlap_sched.pipeline.named import NAMED, lay_out_named, one_f_one_b
-from overlap_sched.pipeline.replay import pipeline_peaks, replay_pipeline, with_updates
+from overlap_sched.pipeline.replay import pipeline_peaks, replay_pipeline
 from tests.pipeline.test_graphs import HEAD, parsed
 from tests.support.pipeline_judge import measure_pipeline
 from tests.support.pipelines import read_schedule, uniform
@@ -144,7 +143,7 @@ def test_reductions_overlap_and_steps_wait() -> None:
     job = uniform(1, 2)
     stage = replace(job.stages[0], reduce=PipelineBlock(5.0, 3), step=PipelineBlock(2.0))
     job = replace(job, stages=(stage,))
-    replay = replay_pipeline(job, with_updates(job, one_f_one_b(1, 2)))
+    replay = replay_pipeline(job, job.with_updates(one_f_one_b(1, 2)))
     assert [(str(run.item), run.start_us, run.end_us) for run in replay.items[0]][-2:] == [
         ("0REDUCE_GRAD", 6.0, 11.0),
         ("0STEP", 11.0, 13.0),
@@ -165,7 +164,7 @@ kept = "60B"
 
 def with_ways(job: PipelineJob, time_us: float | None = None, saved: int | None = None) -> PipelineJob:
     received = [0, *(stage.forward.output_bytes for stage in job.stages)]
-    stages = (with_recomputation(*both, time_us, saved) for both in zip(job.stages, received, strict=False))
+    stages = (one.recomputing(had, time_us, saved) for one, had in zip(job.stages, received, strict=False))
     return replace(job, stages=tuple(stages))
 
 
@@ -223,7 +222,7 @@ def test_as_many_units_recompute_as_have_to() -> None:
     """
     plain = uniform(2, 4, 2, saved=10)
     job = with_ways(plain, saved=0)
-    dear, cheap = (with_recomputation(job.stages[0], 0, us, 0) for us in (3.0, 1.0))
+    dear, cheap = (job.stages[0].recomputing(0, us, 0) for us in (3.0, 1.0))
     unlike = replace(job, stages=(dear, cheap, *plain.stages[2:]))
     for of, limit, units in ((job, 45, ()), (job, 30, (0,)), (job, 20, (0, 1)), (unlike, 30, (1,))):
         found, _ = unit_cuts(replace(of, memory_limit_bytes=(limit, 1000)), ONE_EACH)

@@ -21,7 +21,7 @@ from overlap_sched.pipeline.csv_file import with_transfers
 from overlap_sched.pipeline.job import PipelineBlock, PipelineJob, PipelineStage
 from overlap_sched.pipeline.judge import limited_bound_us, pipeline_bound_us, violation
 from overlap_sched.pipeline.named import lay_out_named, one_f_one_b
-from overlap_sched.pipeline.replay import pipeline_peaks, replay_pipeline, with_updates
+from overlap_sched.pipeline.replay import pipeline_peaks, replay_pipeline
 from tests.support.examples import examples
 from tests.support.pipeline_judge import Sending, measure_pipeline, transfer_violation
 from tests.support.pipelines import random_job, random_schedule, read_item, read_schedule, swapped, uniform
@@ -123,6 +123,14 @@ def test_updates_come_last(order: str, why: str | None) -> None:
     assert violation(replace(job, stages=(stage,)), read_schedule(order)) == why
 
 
+def test_a_reduction_runs_beside_what_is_left() -> None:
+    job = uniform(1, 1, 2)
+    job = replace(job, stages=(job.stages[0], replace(job.stages[1], reduce=PipelineBlock(3.0))))
+    schedule = job.with_updates(read_schedule("0F0 1F0 1B0 0B0"))
+    assert measure_pipeline(job, schedule).step_us == 7.0  # 4 until its gradients are there
+    assert pipeline_bound_us(job) <= 7.0
+
+
 FIRST = "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1"
 LAST = "1RECV_F0 1F0 1B0 1SEND_B0 1RECV_F1 1F1 1B1 1SEND_B1"
 EARLY = "1RECV_F0 1F0 1B0 1RECV_F1 1SEND_B0 1F1 1B1 1SEND_B1"
@@ -185,7 +193,7 @@ def all_of(job: PipelineJob, own: bool = False) -> list[tuple[float, tuple[int, 
     """Of all schedules, the step (``own``: the time of the longest rank from its first action on) and the peaks."""
     found = []
     for orders in product(*(list(orders_of(job, rank)) for rank in range(job.ranks))):
-        schedule = with_updates(job, PipelineSchedule("any", orders))
+        schedule = job.with_updates(PipelineSchedule("any", orders))
         if violation(job, schedule) is None:
             judged = measure_pipeline(job, schedule)
             spans = (max(end for _, end in items) - items[0][0] for items in judged.spans_us)

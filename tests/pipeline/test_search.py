@@ -19,7 +19,7 @@ from overlap_sched.pipeline.job import PipelineBlock, PipelineJob, PipelineLink,
 from overlap_sched.pipeline.judge import limited_bound_us, pipeline_bound_us, violation
 from overlap_sched.pipeline.layout import FOLDED, MIRRORED, ONE_EACH, Cut, StageLayout
 from overlap_sched.pipeline.named import NAMED, lay_out_named
-from overlap_sched.pipeline.replay import PipelineClock, with_updates
+from overlap_sched.pipeline.replay import PipelineClock
 from tests.pipeline.test_judge import all_of
 from tests.support.pipeline_judge import measure_pipeline
 from tests.support.pipelines import random_job, random_schedule, uniform
@@ -81,7 +81,7 @@ def test_what_is_run_in_any_order_of_blocks_is_valid(seed: int) -> None:
     for shape, steady in product(BLOCKS[::3], (False, True)):
         made = greedy_schedule(job, block_orders(job, shape), steady=steady)
         assert made is not None
-        assert violation(job, with_updates(job, made)) is None
+        assert violation(job, job.with_updates(made)) is None
         assert measure_pipeline(job, made).step_us >= pipeline_bound_us(job) - 1e-9
 
 
@@ -101,7 +101,7 @@ def test_what_is_kept_of_blocks_fits(seed: int) -> None:
 def test_what_is_improved_is_no_longer_and_within_the_limits(seed: int) -> None:
     rng = random.Random(seed)
     job = uneven(rng.randint(2, 4), rng.randint(2, 6), rng.randint(1, 2), rng)
-    schedule = with_updates(job, random_schedule(job, rng))
+    schedule = job.with_updates(random_schedule(job, rng))
     schedule = replace(schedule, orders=tuple(tuple(schedule.actions(rank)) for rank in range(job.ranks)))
     if violation(job, schedule) is not None:
         return
@@ -345,7 +345,7 @@ def test_blocks_of_unlike_stages_fit(seed: int) -> None:
     whole = replace(job.stages[0], input_gradient=None, weight_gradient=None)
     job = rng.choice((TWO, FOLDED)).put(replace(job, stages=(whole, *job.stages[1:])))
     ahead = in_blocks(job)[0]
-    job = replace(job, memory_limit_bytes=tuple(most + 9 for most in peaks(job, with_updates(job, ahead))))
+    job = replace(job, memory_limit_bytes=tuple(most + 9 for most in peaks(job, job.with_updates(ahead))))
     search = search_of(job)
     search.add_blocks()
     assert search.made

@@ -15,7 +15,7 @@ from hypothesis import given
 from msgspec import to_builtins
 
 from overlap_sched import __version__
-from overlap_sched.fit.answer import FitPoint
+from overlap_sched.fit.answer import Fit, FitPoint
 from overlap_sched.judge.replay import replay
 from overlap_sched.judge.validate import memory_profile, peak_memory
 from overlap_sched.options import Options
@@ -244,7 +244,7 @@ def test_an_order_beside_has_a_column_and_a_run(reordered: Schedule) -> None:
 def test_the_frontier(reordered: Schedule) -> None:
     problem, original = reordered.problem, reordered.original
     point = FitPoint((), problem, problem.original_order, original.step_us, original.exposed_us, 21 * 2**20, 0)
-    page = page_data(reordered, Extras(frontier=(point,)))
+    page = page_data(reordered, Extras(fit=Fit(point, point, point, None, None, (point,), tried=1)))
     assert [one["peak_bytes"] for one in page["frontier"]] == [21 * 2**20]
     text = page_text(page)
     assert f'<tr><th scope="row">on the frontier</th><td>{size(21 * 2**20)}</td>' in text

@@ -51,23 +51,6 @@ def test_labels_are_folded_before_they_stand_alone() -> None:
     ]
 
 
-def test_where_numbers_do_not_fit_each_row_is_a_block() -> None:
-    assert drawn(steps(), 40) == [
-        "two graphs",
-        "─" * 40,
-        "peak memory of all live tensors",
-        "  original   33.655 GiB",
-        "  scheduled  33.700 GiB",
-        "  change     +0.1 %",
-        "",
-        "retries",
-        "  original   0",
-        "  scheduled  out of memory",
-        "",
-        "Simulated.",
-    ]
-
-
 @pytest.mark.parametrize("width", range(24, 100, 7))
 def test_no_word_and_no_number_is_lost_at_any_width(width: int) -> None:
     found, wanted = (" ".join(drawn(steps(), columns)).replace("─", "").split() for columns in (width, 200))

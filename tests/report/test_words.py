@@ -59,7 +59,10 @@ def test_quantities(found: list[str], text: str) -> None:
         (Contention({"send": 1.0000001}), ["1.0000001 times as long"]),
         (Contention({"all_gather": 1.5}, stretch={"": 2.0}), ["1.5 times", "all_gather*", "takes 2 times as long"]),
         (Contention(lanes=2, crowding=1.5), ["2 collectives", "1.5 times"]),
-        (Contention({"": 1.2}, shares={"flops": 0.5}, flops_per_byte=295.0), ["1.2 times", "0.5 where", "flops"]),
+        (
+            Contention({"": 1.2}, shares={"flops": 0.5}, flops_per_byte=295.0),
+            ["1.2 times", "0.5 of that", "flops"],
+        ),
         (
             Contention({}, {"c": "rail", "own": "wire", "b": "rail", "a": "rail", "e": "[nv]\x1b", "d": "[nv]\x1b"}),
             ["groups a, b and c share link rail", "groups d and e share link [nv]\\x1b."],
@@ -124,7 +127,7 @@ def test_reserved_bytes_are_those_of_a_replay(
     assert (answer.original_reserved_bytes, answer.reserved_bytes) == (before, after)
     row = (size(before), size(after), change(before, after), "6.000 GiB")
     assert words.reserved_rows(reserved, 6 * 2**30)[0][1:] == row
-    assert from_to(size(before), size(after)) in words.reserved_lines(reserved)[0]
+    assert from_to(size(before), size(after)) in words.figures_text(words.reserved_rows(reserved))[0]
 
 
 def test_where_nothing_is_replayed() -> None:
@@ -132,9 +135,8 @@ def test_where_nothing_is_replayed() -> None:
     tracked = schedule(replace(EXAMPLE, memory_model="tracker"), Options(memory_model="tracker"))
     assert words.reserved_of(tracked) is None
     assert not words.reserved_rows(None)
-    assert not words.reserved_lines(None)
     assert plan_answer(tracked, None, None).reserved_bytes is None
-    assert "reserved" not in words.verdict(tracked, tracked.problem, None)[1]
+    assert "reserved" not in words.verdict(tracked, tracked.problem, None)[2]
 
 
 @pytest.mark.parametrize(
@@ -143,15 +145,15 @@ def test_where_nothing_is_replayed() -> None:
         ({}, "reordered", ["step 190.0 -> 150.0 us (-21.1 %)", "peak memory 21.0 -> 21.0 MiB (+0.0 %)"]),
         ({"headroom": "5MiB"}, "reordered", ["120.0 us", "26.0 MiB (+23.8 %)", "segments 22.0 -> 42.0 MiB (+90.9 %)"]),
         ({"effort": 0}, "kept", ["step 190.0 -> 190.0 us (+0.0 %)"]),
-        ({"memory_limit": "20MiB"}, "fails", ["does not fit into 20.0 MiB"]),
-        ({"memory_limit": "1GiB"}, "runs", ["fits into 1.000 GiB"]),
+        ({"memory_limit": "20MiB"}, "fails", ["Does not fit into 20.0 MiB"]),
+        ({"memory_limit": "1GiB"}, "runs", ["Fits into 1.000 GiB"]),
     ],
 )
 def test_the_verdict(options: dict[str, object], came: str, named: list[str]) -> None:
     found = schedule(EXAMPLE, Options(**options))  # type: ignore[arg-type]
-    badge, sentence = words.verdict(found, EXAMPLE, words.reserved_of(found))
-    assert badge == came
-    assert all(text in sentence for text in named), sentence
+    what, *said = words.verdict(found, EXAMPLE, words.reserved_of(found))
+    assert what == came
+    assert all(text in ": ".join(said) for text in named), said
     asked = [words.verdict(found, replace(EXAMPLE), words.reserved_of(found), fits)[0] for fits in (True, False)]
     assert asked == ["runs", "fails"]
 

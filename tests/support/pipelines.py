@@ -7,7 +7,6 @@ from dataclasses import replace
 from overlap_sched.pipeline.action import Action, ActionKind, Item, Pair, PipelineSchedule, forward
 from overlap_sched.pipeline.job import PipelineBlock, PipelineJob, PipelineLink, PipelineStage, Route
 from overlap_sched.pipeline.layout import MIRRORED
-from overlap_sched.pipeline.replay import with_updates
 
 
 def uniform(
@@ -106,7 +105,7 @@ def random_schedule(job: PipelineJob, rng: random.Random) -> PipelineSchedule:
                 todo.add(turn(to, one.micro_batch))
             if one.kind is ActionKind.INPUT_GRADIENT:
                 todo.add(one._replace(kind=ActionKind.WEIGHT_GRADIENT))
-    return with_updates(job, PipelineSchedule("random", tuple(map(tuple, orders))))
+    return job.with_updates(PipelineSchedule("random", tuple(map(tuple, orders))))
 
 
 def swapped(schedule: PipelineSchedule, rng: random.Random) -> PipelineSchedule:

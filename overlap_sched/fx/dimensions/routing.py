@@ -277,23 +277,23 @@ def cut_routed_call(call: Call) -> CallCut:
 
 
 SORTS = tuple(overloads("sort sort.stable"))
-_BY_RULE: tuple[tuple[str, Rule], ...] = (
-    ("view _unsafe_view reshape expand permute t unsqueeze alias detach transpose.int squeeze.dim", moved),
-    ("empty_like zeros_like", lambda call: CallCut({}, Routed(_only(call)[1].rows))),
-    ("cumsum", prefix),
-    ("sum.dim_IntList", summed),
-    ("_local_scalar_dense sym_size.int sym_numel", for_host),
-    ("unbind.int", unbound),
-    ("repeat_interleave.Tensor", repeated),
-    ("arange", counted),
-    ("index.Tensor index_select", picked),
-    ("gather", gathered),
-    ("index_put index_put_ scatter_add", returned),
-    ("new_empty new_zeros", new),
-    ("_grouped_mm mm", multiplied),
-)
+_BY_RULE: dict[str, Rule] = {
+    "view _unsafe_view reshape expand permute t unsqueeze alias detach transpose.int squeeze.dim": moved,
+    "empty_like zeros_like": lambda call: CallCut({}, Routed(_only(call)[1].rows)),
+    "cumsum": prefix,
+    "sum.dim_IntList": summed,
+    "_local_scalar_dense sym_size.int sym_numel": for_host,
+    "unbind.int": unbound,
+    "repeat_interleave.Tensor": repeated,
+    "arange": counted,
+    "index.Tensor index_select": picked,
+    "gather": gathered,
+    "index_put index_put_ scatter_add": returned,
+    "new_empty new_zeros": new,
+    "_grouped_mm mm": multiplied,
+}
 _RULES: Mapping[Any, Rule] = {
-    **{target: rule for names, rule in _BY_RULE for target in overloads(names)},
+    **{target: rule for names, rule in _BY_RULE.items() for target in overloads(names)},
     torch.ops._c10d_functional.all_to_all_single.default: exchanged,
     torch.ops._c10d_functional.wait_tensor.default: lambda call: CallCut({}, _routed_of(call, "tensor")),
 }

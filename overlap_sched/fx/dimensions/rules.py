@@ -185,11 +185,6 @@ def is_pointwise(target: Any) -> bool:
     return torch.Tag.pointwise in target.tags and torch.Tag.nondeterministic_seeded not in target.tags
 
 
-Free = Callable[[Call, Cut, Sequence[Shape]], bool]
-"""Whether a call leaves the dimension alone along which its tensors of these shapes are cut."""
-Gives = Callable[[Call, Cut], Given | tuple[Given, ...]]
-
-
 def _each(call: Call, given: Given) -> Given | tuple[Given, ...]:
     value = call.node.meta["val"]
     return (given,) * len(value) if isinstance(value, list | tuple) else given
@@ -203,13 +198,16 @@ def _gradients(call: Call, cut: Cut) -> tuple[Given, ...]:
 
 def _alike(
     *names: str,
-    free: Free | None = None,
+    free: Callable[[Call, Cut, Sequence[Shape]], bool] | None = None,
     why: str = "it goes over the dimension that is cut",
     of: int = 1,
-    gives: Gives = _each,
+    gives: Callable[[Call, Cut], Given | tuple[Given, ...]] = _each,
     changes: Callable[[Call, Cut], Mapping[str, Any]] = lambda call, cut: {},
 ) -> Rule:
-    """Tensors are cut alike (:meth:`Call.alike`), and so are the results: what it does goes over other dimensions."""
+    """Tensors are cut alike (:meth:`Call.alike`), and so are the results: what it does goes over other dimensions.
+
+    ``free``: whether a call leaves the dimension alone along which its tensors, of these shapes, are cut.
+    """
 
     def rule(call: Call) -> CallCut:
         needs, cut = call.alike(*names, of=of)
@@ -249,6 +247,11 @@ def _image(call: Call, cut: Cut, sizes: Sequence[Shape], dims: int = 2) -> bool:
 def _not_padded(call: Call, cut: Cut, sizes: Sequence[Shape]) -> bool:
     from_behind = 2 * (len(sizes[0]) - 1 - cut.dim)
     return not any(call.arg("pad")[from_behind : from_behind + 2])
+
+
+def _not_in_type(call: Call, cut: Cut, sizes: Sequence[Shape]) -> bool:
+    """Not the last dimension, which becomes part of the type, or comes from it."""
+    return cut.dim < min(len(sizes[0]), len(call.result()))
 
 
 def _rows_in_part(call: Call, cut: Cut) -> Mapping[str, Any]:
@@ -447,85 +450,74 @@ def _index_put(call: Call) -> CallCut:
     return CallCut({source: cut, mask: cut}, cut)
 
 
-_BY_RULE: tuple[tuple[str, Rule], ...] = (
-    ("view _unsafe_view reshape", _view),
-    ("expand", _expand),
-    ("permute transpose.int t", _permute),
-    ("unsqueeze stack select_backward", _inserted),
-    ("squeeze.dim squeeze.dims", _squeeze),
-    ("alias detach _conj", _alike("self")),
-    (
-        "view_as_complex view_as_real",  # the last dimension becomes part of the type, or comes from it
-        _alike("self", free=lambda call, cut, sizes: cut.dim < min(len(sizes[0]), len(call.result()))),
+def _values_alone(call: Call, cut: Cut) -> tuple[Given, ...]:
+    """Normalized with the running mean and deviation: what is saved for backward is empty."""
+    return (cut, *(Uncut.SAME,) * (len(call.node.meta["val"]) - 1))
+
+
+_BY_RULE: dict[str, Rule] = {
+    "view _unsafe_view reshape": _view,
+    "expand": _expand,
+    "permute transpose.int t": _permute,
+    "unsqueeze stack select_backward": _inserted,
+    "squeeze.dim squeeze.dims": _squeeze,
+    "alias detach _conj": _alike("self"),
+    "view_as_complex view_as_real": _alike("self", free=_not_in_type),
+    "slice.Tensor": _slice,
+    "slice_backward": _alike("grad_output", free=_not_along, changes=partial(_size, name="input_sizes")),
+    "new_empty new_zeros new_ones new_full": _new,
+    "split.Tensor split_with_sizes": _split,
+    "cat": _cat,
+    "mm bmm addmm": _product,
+    "sum.dim_IntList sum": partial(_reduction, adds=True),
+    "mean.dim amax amin logsumexp var.correction select.int unbind.int max.dim min.dim var_mean.correction": _reduction,
+    "gather": _alike("self", "index", of=2, free=_not_along_alike),
+    "scatter.src scatter.value scatter_.value scatter_add": _alike("self", "index", "src", of=3, free=_not_along_alike),
+    "_softmax _log_softmax cumsum topk sort sort.stable": _alike("self", free=_not_along),
+    "_softmax_backward_data _log_softmax_backward_data": _alike("grad_output", "output", free=_not_along),
+    "native_layer_norm _fused_rms_norm": _alike("input", free=_not_normalized),
+    "native_layer_norm_backward _fused_rms_norm_backward": _alike(
+        "grad_out", "input", "mean", "rstd", free=_not_normalized, gives=_gradients
     ),
-    ("slice.Tensor", _slice),
-    ("slice_backward", _alike("grad_output", free=_not_along, changes=partial(_size, name="input_sizes"))),
-    ("new_empty new_zeros new_ones new_full", _new),
-    ("split.Tensor split_with_sizes", _split),
-    ("cat", _cat),
-    ("mm bmm addmm", _product),
-    ("sum.dim_IntList sum", partial(_reduction, adds=True)),
-    ("mean.dim amax amin logsumexp var.correction select.int unbind.int", _reduction),
-    ("max.dim min.dim var_mean.correction", _reduction),
-    ("gather", _alike("self", "index", of=2, free=_not_along_alike)),
-    (
-        "scatter.src scatter.value scatter_.value scatter_add",
-        _alike("self", "index", "src", of=3, free=_not_along_alike),
+    "embedding": _alike("indices"),
+    "embedding_dense_backward": _embedding_backward,
+    "index.Tensor": _index,
+    "index_put": _index_put,
+    "_to_copy zeros_like ones_like full_like": pointwise,
+    "convolution": _alike("input", free=_batch),
+    "convolution_backward": _alike("grad_output", "input", free=_batch, gives=_gradients),
+    "max_pool2d_with_indices avg_pool2d _adaptive_avg_pool2d": _alike("self", free=_image),
+    "upsample_nearest2d upsample_bilinear2d": _alike("self", free=_image),
+    "upsample_nearest2d.vec upsample_bilinear2d.vec": _alike("input", free=_image),
+    "pixel_shuffle": _alike("self", free=partial(_image, dims=1)),
+    "avg_pool2d_backward _adaptive_avg_pool2d_backward": _alike("grad_output", "self", free=_image),
+    "max_pool2d_with_indices_backward": _alike("grad_output", "self", "indices", free=_image),
+    "upsample_nearest2d_backward upsample_bilinear2d_backward": _alike(
+        "grad_output", free=_image, changes=partial(_size, name="input_size")
     ),
-    ("_softmax _log_softmax cumsum topk sort sort.stable", _alike("self", free=_not_along)),
-    ("_softmax_backward_data _log_softmax_backward_data", _alike("grad_output", "output", free=_not_along)),
-    ("native_layer_norm _fused_rms_norm", _alike("input", free=_not_normalized)),
-    (
-        "native_layer_norm_backward _fused_rms_norm_backward",
-        _alike("grad_out", "input", "mean", "rstd", free=_not_normalized, gives=_gradients),
+    "constant_pad_nd": _alike("self", free=_not_padded, why="the dimension that is cut is padded"),
+    "native_group_norm": _alike("input", free=_batch, changes=_rows_in_part),
+    "native_group_norm_backward": _alike(
+        "grad_out", "input", "mean", "rstd", free=_batch, gives=_gradients, changes=_rows_in_part
     ),
-    ("embedding", _alike("indices")),
-    ("embedding_dense_backward", _embedding_backward),
-    ("index.Tensor", _index),
-    ("index_put", _index_put),
-    ("_to_copy zeros_like ones_like full_like", pointwise),
-    ("convolution", _alike("input", free=_batch)),
-    ("convolution_backward", _alike("grad_output", "input", free=_batch, gives=_gradients)),
-    ("max_pool2d_with_indices avg_pool2d _adaptive_avg_pool2d", _alike("self", free=_image)),
-    ("upsample_nearest2d upsample_bilinear2d", _alike("self", free=_image)),
-    ("upsample_nearest2d.vec upsample_bilinear2d.vec", _alike("input", free=_image)),
-    ("pixel_shuffle", _alike("self", free=partial(_image, dims=1))),
-    ("avg_pool2d_backward _adaptive_avg_pool2d_backward", _alike("grad_output", "self", free=_image)),
-    ("max_pool2d_with_indices_backward", _alike("grad_output", "self", "indices", free=_image)),
-    (
-        "upsample_nearest2d_backward upsample_bilinear2d_backward",
-        _alike("grad_output", free=_image, changes=partial(_size, name="input_size")),
+    "native_batch_norm _native_batch_norm_legit_functional _native_batch_norm_legit_no_training": _alike(
+        "input", free=_not_channels, gives=_values_alone
     ),
-    ("constant_pad_nd", _alike("self", free=_not_padded, why="the dimension that is cut is padded")),
-    ("native_group_norm", _alike("input", free=_batch, changes=_rows_in_part)),
-    (
-        "native_group_norm_backward",
-        _alike("grad_out", "input", "mean", "rstd", free=_batch, gives=_gradients, changes=_rows_in_part),
-    ),
-    (
-        "native_batch_norm _native_batch_norm_legit_functional _native_batch_norm_legit_no_training",
-        _alike(  # with the running mean and deviation; what it saves for backward is empty then
-            "input",
-            free=_not_channels,
-            gives=lambda call, cut: (cut, *(Uncut.SAME,) * (len(call.node.meta["val"]) - 1)),
-        ),
-    ),
-    ("native_batch_norm_backward", _alike("grad_out", "input", free=_not_channels, gives=_gradients)),
-    ("nll_loss_forward nll_loss_backward mse_loss mse_loss_backward", _loss),
-    *(
-        (f"_scaled_dot_product_{kind} _scaled_dot_product_{kind}_backward", _attention)
+    "native_batch_norm_backward": _alike("grad_out", "input", free=_not_channels, gives=_gradients),
+    "nll_loss_forward nll_loss_backward mse_loss mse_loss_backward": _loss,
+    **{
+        f"_scaled_dot_product_{kind} _scaled_dot_product_{kind}_backward": _attention
         for kind in ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
-    ),
-)
+    },
+}
 """Operators by name, see :func:`overloads`."""
 _C10D = torch.ops._c10d_functional
 RULES: Mapping[Any, Rule] = {
-    **{target: rule for names, rule in _BY_RULE for target in overloads(names)},
+    **{target: rule for names, rule in _BY_RULE.items() for target in overloads(names)},
     torch.ops.prims.convert_element_type.default: pointwise,
     _C10D.all_gather_into_tensor.default: _gather,
     _C10D.reduce_scatter_tensor.default: partial(_gather, through=through_scatter),
-    _C10D.all_reduce.default: _alike("input"),
-    _C10D.broadcast.default: _alike("input"),
+    **dict.fromkeys((_C10D.all_reduce.default, _C10D.broadcast.default), _alike("input")),
     _C10D.all_to_all_single.default: _all_to_all,
     _C10D.wait_tensor.default: _alike("tensor"),
 }

@@ -51,9 +51,8 @@ class Pending:
 
         All is worked out before: other ranks do the same by now, so nothing may fail here.
         """
-        graph = self.gm.graph if isinstance(self.gm, fx.GraphModule) else self.gm
         for node in self.gone:
-            graph.erase_node(node)
+            self.draft.graph.erase_node(node)
         link(self.gm, self.order)
 
     def undo(self) -> None:
@@ -169,8 +168,7 @@ def prices_of(lifted: Lifted) -> Prices:
     for v in lifted.problem.collectives:
         node = lifted.problem.nodes[v]
         group = lifted.problem.groups[node.group or ""]
-        op = node.op.removesuffix("_coalesced")
-        if op in BUCKETED:
+        if (op := node.op.removesuffix("_coalesced")) in BUCKETED:
             given[op, group] += node.time_us
             modelled[op, group] += lifted.model.collective_us(Collective(node.op, node.bytes, group))
     return Prices(lifted.model, scales={key: us / modelled[key] for key, us in given.items() if modelled[key] > 0})

@@ -238,9 +238,8 @@ class GraphMaker(Maker[fx.Node]):
             )
         done, before = set[fx.Node](), self._before()
         for node in order:
-            late = [u for u in before(node) if u not in done]
-            if late:
-                raise RewriteError(f"the order has {node.name!r} before {late[0].name!r}, which it needs.")
+            for u in before(node):
+                refuse_if(u not in done, f"the order has {node.name!r} before {u.name!r}, which it needs.")
             done.add(node)
         return order
 
@@ -326,13 +325,11 @@ class GraphMaker(Maker[fx.Node]):
         refuse_if(self.written(one.sources[0]), why)
 
     def check_kept(self, first: Single[fx.Node], later: Single[fx.Node]) -> None:
-        before, after = first.launch, later.launch
-        refuse_if(
-            self.at[before] > self.at[after], f"{after.name!r} is gathered before {before.name!r}: name them in order."
-        )
-        if self.facts.returned(first.waits[0]) and self.facts.returned(later.waits[0]):
-            names = f"{before.name!r} and {after.name!r}"
-            raise RewriteError(f"the graph returns the results of {names}: one tensor must not stand for both.")
+        one, other = first.launch.name, later.launch.name
+        swapped = self.at[first.launch] > self.at[later.launch]
+        refuse_if(swapped, f"{other!r} is gathered before {one!r}: name them in order.")
+        both = self.facts.returned(first.waits[0]) and self.facts.returned(later.waits[0])
+        refuse_if(both, f"the graph returns the results of {one!r} and {other!r}: one tensor must not stand for both.")
         for wait in later.waits:
             self.check_same(wait, first.waits[0])
 
@@ -568,7 +565,8 @@ def meta_in_part(
     values, named, of = _values(args), _values(kwargs), whole.meta["val"]
     taken, given = tree_leaves((values, named)), tree_leaves(of)
     fakes = [leaf for leaf in taken if isinstance(leaf, FakeTensor)]
-    if target is operator.getitem or (fakes and not any(map(_is_symbolic, (*taken, *given)))):
+    symbolic = any(isinstance(size, torch.SymInt) for size in _sizes((taken, given)))
+    if target is operator.getitem or (fakes and not symbolic):
         return {"val": value_of(target, args, kwargs)}
     mode = next(leaf for leaf in (*fakes, *given) if isinstance(leaf, FakeTensor)).fake_mode
     env = mode.shape_env
@@ -591,12 +589,6 @@ def meta_in_part(
 
 def _values(arguments: Any) -> Any:
     return fx.node.map_arg(arguments, lambda node: node.meta.get("val", ""))  # kernels look at no process group
-
-
-def _is_symbolic(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
-        return not all(type(size) is int for size in value.shape)
-    return isinstance(value, torch.SymInt)
 
 
 def _sizes(value: Any) -> list[Any]:

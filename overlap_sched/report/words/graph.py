@@ -12,7 +12,7 @@ from overlap_sched.cost.table import Tables, describe_table
 from overlap_sched.peak_memory.peak import Peak
 from overlap_sched.problem import Kind, NodeId, Problem
 from overlap_sched.report.table import align_rows, captioned_table
-from overlap_sched.report.units import count, duration, printable, size
+from overlap_sched.report.units import count, duration, listed, printable, size
 from overlap_sched.transform.apply import OFFLOAD, RELOAD
 from overlap_sched.transform.rewrites import second_group
 
@@ -43,10 +43,9 @@ def sizes_assumed(sizes: Sequence[AssumedSize]) -> str:
     shown = [
         f"{one.name}{f' ({one.node})' * bool(one.node)} "
         + (f"<= {one.taken:,} as asserted" if one.limited else f"= {one.taken:,}")
-        for one in sorted(sizes, key=lambda one: one.limited)[:_SHOWN]
+        for one in sorted(sizes, key=lambda one: one.limited)
     ]
-    more = f" and {len(sizes) - _SHOWN:,} more" if len(sizes) > _SHOWN else ""
-    return f"peak rests on guessed sizes: {', '.join(shown)}{more}" if sizes else ""
+    return f"peak rests on guessed sizes: {listed(shown, _SHOWN)}" if sizes else ""
 
 
 Purpose = Literal["FSDP", "data", "tensor", "expert", "host", "other"]
@@ -126,8 +125,7 @@ def peak_text(peak: Peak) -> str:
     ]
     rows = []
     for one in peak.storages[:LARGEST]:
-        needed = ", ".join(names[v] for v in one.needed_by[:3]) or "nobody"
-        needed += f" and {len(one.needed_by) - 3:,} more" if len(one.needed_by) > 3 else ""
+        needed = listed([names[v] for v in one.needed_by], 3) or "nobody"
         needed += ": never freed" if not one.needed_by and problem.storages[one.storage].pinned else ""
         if one.bytes:
             what = f"made by {names[one.maker]}, needed by {needed}"
@@ -163,8 +161,8 @@ def profile_notes(profile: Profile) -> Iterator[str]:
         yield "profile: one rank: its collectives still hold waiting for others; give the traces of more ranks"
     missing = Counter(node.name for node, m in timed if m is None).most_common()
     if missing:
-        listed = ", ".join(f"{n} x {printable(name)}" for name, n in missing[:_SHOWN])
-        yield f"profile: not found, so as predicted: {listed}{', ...' * (len(missing) > _SHOWN)}"
+        names = [f"{n} x {printable(name)}" for name, n in missing]
+        yield f"profile: not found, so as predicted: {listed(names, _SHOWN)}"
 
 
 def profile_table(profile: Profile) -> Table:
@@ -191,13 +189,9 @@ def calibration_text(tables: Tables, failed: Sequence[str], path: str) -> str:
     lines = [f"{printable(path)}: {len(tables.collectives):,} collectives, {len(tables.kernels):,} kernels measured"]
     collectives = sorted(tables.collectives, key=lambda one: (one.kind, one.ranks, one.nodes, one.bytes))
     for key, ones in groupby(collectives, key=lambda one: (one.kind, one.ranks, one.nodes)):
-        of_one = list(ones)
-        least, most = of_one[0], of_one[-1]
-        lines.append(
-            f"  {describe_table(*key)}: {size(least.bytes)} {duration(least.time_us)}, "
-            f"{size(most.bytes)} {duration(most.time_us)} ({most.bytes / most.time_us / 1e3:.2f} GB/s), "
-            f"launch {duration(least.launch_us)} to {duration(most.launch_us)}"
-        )
+        *_, most = of_one = list(ones)
+        rate = f"{size(most.bytes)} {duration(most.time_us)} ({most.bytes / most.time_us / 1e3:.2f} GB/s)"
+        lines.append(f"  {describe_table(*key)}: {count(len(of_one), 'size')}, {rate}")
     for op, of in groupby(sorted(tables.kernels, key=lambda one: one.op), key=lambda one: one.op):
         kernels = list(of)
         flops = max(one.flops / one.time_us / 1e6 for one in kernels)

@@ -2,7 +2,6 @@
 
 import math
 from collections import defaultdict
-from typing import NamedTuple
 
 from rich.table import Table
 
@@ -11,7 +10,6 @@ from overlap_sched.problem import Node
 from overlap_sched.report.table import captioned_table
 from overlap_sched.report.units import change, count, duration, printable, size
 from overlap_sched.report.words.schedule import gap_percent
-from overlap_sched.scheduler.task import SAME_STEP
 from overlap_sched.transform.plan import Plan, Record
 from overlap_sched.transform.rewrites import Bucket, Fission, Keep, Offload, Recompute, Regather, Rewrite, Stream
 from overlap_sched.transform.search import Trial
@@ -23,20 +21,16 @@ _SHOWN = 12
 def rewrites_text(made: Plan) -> str:
     """Say what the best order without rewrites is, what was rewritten, what was tried and not taken."""
     without, bound_us = made.without.scheduled, made.without.lower_bound_us
+    refused = f"No plan with rewrites is taken: {made.fell_back or 'none is shorter within the memory budget'}."
+    taken = f"With {count(len(made.rewrites), 'rewrite')}: {duration(made.schedule.scheduled.step_us)}."
     lines = [
         f"Without rewrites the best order found takes {duration(without.step_us)}, "
-        f"{gap_percent(without.step_us, bound_us):.1f} % above its own bound of {duration(bound_us)}."
+        f"{gap_percent(without.step_us, bound_us):.1f} % above its own bound of {duration(bound_us)}.",
+        taken if made.rewrites else refused,
+        *(f"  {record_text(one)}" for one in sorted(made.records, key=lambda one: -one.stream_us)[:_SHOWN]),
     ]
-    if not made.rewrites:
-        shorter = any(trial.order and trial.step_us < without.step_us * (1 - SAME_STEP) for trial in made.trials)
-        why = f": {made.fell_back}" if made.fell_back else ": see why below" if shorter else ""
-        found = "No plan with rewrites is taken" if shorter else "No rewrite makes it shorter"
-        lines.append(f"{found} within the memory budget{why}.")
-    else:
-        lines.append(f"With {count(len(made.rewrites), 'rewrite')}: {duration(made.schedule.scheduled.step_us)}.")
-        lines += [f"  {record_text(one)}" for one in sorted(made.records, key=lambda one: -one.stream_us)[:_SHOWN]]
-        if len(made.records) > _SHOWN:
-            lines.append(f"  and {len(made.records) - _SHOWN} more (--json lists all)")
+    if len(made.records) > _SHOWN:
+        lines.append(f"  and {len(made.records) - _SHOWN} more (--json lists all)")
     lines += [f"Not rewritten: {why}" for why in made.refused]
     tried = [f"Tried {count(len(made.trials), 'plan')}:"] if made.trials else []
     return "\n".join([*lines, *tried, *(f"  {trial.what}: {outcome_text(trial)}" for trial in made.trials)])
@@ -80,30 +74,14 @@ def what_text(rewrite: Rewrite) -> str:
             return f"{collective} on a second communicator"
 
 
-class Cost(NamedTuple):
-    """What one rewrite costs.
-
-    Attributes:
-        kind, op: Of the rewrite; the operator of the node whose value it is about.
-        bytes: What it need not keep.
-        compute_us: What it adds to the compute stream. copy_us: to the streams of host copies.
-    """
-
-    kind: str
-    op: str
-    bytes: int
-    compute_us: float
-    copy_us: float
-
-
-def costs(found: Fit) -> list[Cost]:
-    """Return what each rewrite of the best plan costs, in their order."""
+def costs(found: Fit) -> list[tuple[Record, str]]:
+    """Return what each rewrite of the best plan costs (copies take their stream longer), and of which operator."""
     nodes = {node.name: node for node in found.best.problem.nodes}
     alone = {effect.rewrite: effect for effect in found.effects}
     return [_cost(found.best, nodes, one, alone.get(one)) for one in found.best.rewrites]
 
 
-def _cost(found: FitPoint, nodes: dict[str, Node], one: Rewrite, alone: Effect | None) -> Cost:
+def _cost(found: FitPoint, nodes: dict[str, Node], one: Rewrite, alone: Effect | None) -> tuple[Record, str]:
     op, freed, compute_us, copy_us = "", 0, 0.0, 0.0
     match one:
         case Recompute():
@@ -118,19 +96,20 @@ def _cost(found: FitPoint, nodes: dict[str, Node], one: Rewrite, alone: Effect |
         case Fission() if alone is not None:  # before other rewrites: what the peak falls by, what smaller kernels cost
             op = f"{len(one.nodes):,} nodes in {one.parts} parts"
             freed, compute_us = max(alone.bytes, 0), max(alone.compute_us, 0.0)
-    return Cost(type(one).__name__.lower(), op, freed, compute_us, copy_us)
+    return Record(one, -copy_us, compute_us, -freed), op
 
 
 def rewrites_table(found: Fit) -> Table:
     """List rewrites by kind and operator, worst cost per byte last; for :mod:`rich` to print."""
-    groups, rows = defaultdict[tuple[str, str], list[Cost]](list), list[tuple[float, str, *tuple[str, ...]]]()
-    for one in costs(found):
-        groups[one.kind, one.op].append(one)
+    groups, rows = defaultdict[tuple[str, str], list[Record]](list), list[tuple[float, str, *tuple[str, ...]]]()
+    for one, op in costs(found):
+        groups[type(one.rewrite).__name__.lower(), op].append(one)
     for (kind, op), ones in groups.items():
-        freed, compute_us, copy_us = (sum(of) for of in zip(*(one[2:] for one in ones), strict=True))
+        freed, copy_us = sum(-one.held_bytes for one in ones), sum(-one.stream_us for one in ones)
+        compute_us = sum(one.compute_us for one in ones)
         per_gib_us = (compute_us + copy_us) / freed * 2**30 if freed > 0 else math.inf
         last = duration(per_gib_us) if freed > 0 else "nothing freed"
-        cells = (printable(op), f"{len(ones):,}", size(int(freed)), duration(compute_us), duration(copy_us), last)
+        cells = (printable(op), f"{len(ones):,}", size(freed), duration(compute_us), duration(copy_us), last)
         rows.append((per_gib_us, kind, *cells))
     caption = "Copies run beside compute; what they cost shows in the step. Worst cost per byte last."
     heads, title = ("of", "how many", "bytes", "compute", "copies", "per GiB"), printable(found.best.problem.name)

@@ -1,7 +1,7 @@
 """A schedule in words: figures and a table, why each collective is where it is, what came of it, and why not more."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
@@ -10,11 +10,11 @@ from rich.table import Table
 
 from overlap_sched.cost.spread import gain_range
 from overlap_sched.errors import ProblemError
-from overlap_sched.judge.replay import Replay, replay
+from overlap_sched.judge.replay import replay
 from overlap_sched.options import Options, close_to, replayed_allocator
-from overlap_sched.problem import ANY_GROUP, MAX_TOTAL_BYTES, Kind, Order, Problem
+from overlap_sched.problem import ANY_GROUP, MAX_TOTAL_BYTES, Kind, NodeId, Order, Problem
 from overlap_sched.problem.contention import Contention
-from overlap_sched.problem.pins import BINDS_NOTHING, binds_nothing, pinned
+from overlap_sched.problem.pins import pinned
 from overlap_sched.problem.precedence import launched_on
 from overlap_sched.problem.sizes import EXPANDABLE, PLAIN, VARIABLES, AllocatorSettings
 from overlap_sched.report.table import align_rows, captioned_table
@@ -56,29 +56,24 @@ class Cause(Struct, frozen=True, forbid_unknown_fields=True):
 
 def causes(schedule: Schedule) -> tuple[Cause, ...]:
     """Return the causes that cost anything, the most expensive first; they add up to the exposed time of the step."""
-    problem, run = schedule.problem, replay(schedule.problem, schedule.order)
-    last_us, found = last_compute_us(problem, run), defaultdict[str, list[float]](list)
-    for decision in schedule.decisions:
-        for name, us in stalls_by_cause(problem, run, decision, last_us).items():
+    least_us, found = ROUNDING * schedule.scheduled.step_us, defaultdict[str, list[float]](list)
+    for stalls in stalls_by_cause(schedule).values():
+        for name, us in stalls.items():
             found[name].append(us)
-    made = (
-        Cause(name, sum(all_us), sum(us > ROUNDING * run.step_us for us in all_us)) for name, all_us in found.items()
-    )
+    made = (Cause(name, sum(all_us), sum(us > least_us for us in all_us)) for name, all_us in found.items())
     return tuple(sorted((one for one in made if one.exposed_us > 0), key=lambda one: (-one.exposed_us, one.name)))
 
 
-def stalls_by_cause(problem: Problem, timeline: Replay, decision: Decision, last_us: float) -> dict[str, float]:
-    """Return the stalls of one collective in microseconds, by cause; ``last_us`` is :func:`last_compute_us`."""
-    found = defaultdict[str, float](float)
-    for w in problem.waits.get(decision.collective, ()):
-        found[TAIL if timeline.at_us[w] >= last_us else decision.held_by] += timeline.stall_us[w]
-    return found
-
-
-def last_compute_us(problem: Problem, timeline: Replay) -> float:
-    """Return when the last compute node that takes time has run: a stall from then on is the tail."""
+def stalls_by_cause(schedule: Schedule) -> dict[NodeId, Mapping[str, float]]:
+    """Return the stalls of each collective in microseconds, by cause; from the last compute on, it is the tail."""
+    problem, run = schedule.problem, replay(schedule.problem, schedule.order)
     computing = (v for v, node in enumerate(problem.nodes) if node.kind is Kind.COMPUTE and node.time_us)
-    return max((timeline.finish_us[v] for v in computing), default=0.0)
+    last_us, found = max((run.finish_us[v] for v in computing), default=0.0), dict[NodeId, Mapping[str, float]]()
+    for decision in schedule.decisions:
+        found[decision.collective] = stalls = defaultdict[str, float](float)
+        for w in problem.waits.get(decision.collective, ()):
+            stalls[TAIL if run.at_us[w] >= last_us else decision.held_by] += run.stall_us[w]
+    return found
 
 
 def with_contention_line(text: str, contention: Contention) -> str:
@@ -87,19 +82,16 @@ def with_contention_line(text: str, contention: Contention) -> str:
     def kind_text(kind: str, kinds: Mapping[str, float]) -> str:
         return f"{printable(kind)}*" if kind else f"any {'other ' * (len(kinds) > 1)}collective"
 
-    parts, slowdown = [], contention.slowdown
-    if any(factor != 1.0 for factor in slowdown.values()):
-        kinds = sorted(slowdown, key=lambda kind: kind == "")  # "any other" comes last
-        beside = (f"{slowdown[kind]:.15g} times as long beside {kind_text(kind, slowdown)}" for kind in kinds)
-        parts.append(f"compute takes {', '.join(beside)}")
-    if contention.shares:
-        taken = (f"{share:.15g} where it is bound by its {kind}" for kind, share in contention.shares.items())
-        parts.append(f"of that it takes {' and '.join(taken)}")
+    slowdown = sorted(contention.slowdown.items(), key=lambda one: one[0] == "")  # "any other" comes last
+    beside = [f"{factor:.15g} times as long beside {kind_text(kind, contention.slowdown)}" for kind, factor in slowdown]
+    parts = [f"compute takes {', '.join(beside)}"] * any(factor != 1.0 for _, factor in slowdown)
+    for kind, share in contention.shares.items():
+        parts.append(f"{share:.15g} of that where compute is bound by its {kind}")
     for kind, factor in contention.stretch.items():
         parts.append(f"{kind_text(kind, contention.stretch)} takes {factor:.15g} times as long beside compute")
     if contention.lanes > 1:
-        each = f"where each takes {contention.crowding:.15g} times as long as one alone"
-        parts.append(f"{contention.lanes} collectives of a group are in flight at once, {each}")
+        each = f"each takes {contention.crowding:.15g} times as long as one alone"
+        parts.append(f"of {contention.lanes} collectives of a group in flight at once {each}")
     for link in contention.shared_links:
         *groups, last = sorted(printable(group) for group, its in contention.links.items() if its == link)
         parts.append(f"groups {', '.join(groups)} and {last} share link {printable(link)}")
@@ -107,14 +99,10 @@ def with_contention_line(text: str, contention: Contention) -> str:
 
 
 def pins_text(schedule: Schedule) -> str:
-    """Say which pins the order keeps, or which it was to keep, and which bind nothing; ``""``: there are none."""
-    listed = []
-    for one in pinned(schedule.problem, schedule.options.pins):
-        nothing = BINDS_NOTHING.get(binds_nothing(schedule.problem, one))
-        about = count(len(one.nodes), "node") if nothing is None else f"binds nothing: {nothing}"
-        listed.append(f"'{printable(one.pin.text)}' ({about})")
-    kept = "Pins kept" if schedule.fell_back is None else "Pins asked for"
-    return f"{kept}: {', '.join(listed)}." if listed else ""
+    """Say which pins the order keeps, or was to keep, and of how many nodes they are; ``""``: there are none."""
+    found = pinned(schedule.problem, schedule.options.pins)
+    listed = [f"'{printable(one.pin.text)}' ({count(len(one.nodes), 'node')})" for one in found]
+    return f"Pins {'kept' if schedule.fell_back is None else 'asked for'}: {', '.join(listed)}." if listed else ""
 
 
 def collectives_text(problem: Problem) -> str:
@@ -140,12 +128,12 @@ class Reserved(NamedTuple):
     """Bytes reserved on a device without a limit.
 
     Attributes:
-        before, after: For the original order, and for the new one.
+        original_reserved_bytes, reserved_bytes: For the original order, and for the new one.
         settings: Of the allocator.
     """
 
-    before: int
-    after: int
+    original_reserved_bytes: int
+    reserved_bytes: int
     settings: AllocatorSettings
 
     @property
@@ -186,17 +174,19 @@ def reserved_of(schedule: Schedule, original: Problem | None = None) -> Reserved
     return reserved_for(schedule.problem, schedule.order, schedule.options, original)
 
 
-def reserved_rows(found: Reserved | None, limit_bytes: int | None = None) -> "Rows":
-    """Return the row of a table: original, scheduled, change, and the limit, if there is one."""
-    if found is None:
-        return []
-    limit = "" if limit_bytes is None else size(limit_bytes)
-    return [(found.title, size(found.before), size(found.after), change(found.before, found.after), limit)]
+Rows = list[tuple[str, ...]]
 
 
-def reserved_lines(found: Reserved | None) -> list[str]:
-    """Return the same as a line of text; none where nothing was replayed."""
-    return [] if found is None else [f"{found.title} (replayed): {from_to(size(found.before), size(found.after))}"]
+def change_row(what: str, shown: Callable[..., str], before: float, after: float, limit: str = "") -> tuple[str, ...]:
+    """Return cells: what is looked at, original, scheduled, change, limit."""
+    return what, shown(before), shown(after), change(before, after), limit
+
+
+def reserved_rows(found: Reserved | None, limit_bytes: int = 0) -> Rows:
+    """Return the row of a table; ``limit_bytes``: of the device, where there is a limit."""
+    return (
+        [] if found is None else [change_row(found.title, size, *found[:2], size(limit_bytes) if limit_bytes else "")]
+    )
 
 
 def remarks(schedule: Schedule) -> list[str]:
@@ -234,9 +224,6 @@ def gap_percent(step_us: float, bound_us: float) -> float:
     return 0.0 if abs(gap) < 1e-7 else gap
 
 
-Rows = list[tuple[str, ...]]
-
-
 def summary(schedule: Schedule, rows: Rows) -> Table:
     """Return a table of :func:`summary_rows` for :mod:`rich` to print."""
     problem = schedule.problem
@@ -263,7 +250,7 @@ def conditions(schedule: Schedule) -> str:
 
 def summary_rows(
     schedule: Schedule,
-    reserved: "Reserved | None",
+    reserved: Reserved | None,
     gain: tuple[float, float] | None = None,
     device_bytes: int = 0,
 ) -> Rows:
@@ -276,13 +263,11 @@ def summary_rows(
         device_bytes: Of the device, where no limit is asked for; 0: not known.
     """
     before, after = schedule.original, schedule.scheduled
-    bound_us, budget_bound = schedule.lower_bound_us, schedule.budget_bound_us
-    step, exposed = (before.step_us, after.step_us), (before.exposed_us, after.exposed_us)
-    peak = (before.peak_bytes, after.peak_bytes)
+    bound_us, budget_bound, step = schedule.lower_bound_us, schedule.budget_bound_us, (before.step_us, after.step_us)
     rows: Rows = [
-        ("step", *map(duration, step), change(*step), duration(bound_us)),
-        ("exposed", *map(duration, exposed), change(*exposed)),
-        ("peak memory", *map(size, peak), change(*peak), size(schedule.budget_bytes)),
+        change_row("step", duration, *step, duration(bound_us)),
+        change_row("exposed", duration, before.exposed_us, after.exposed_us),
+        change_row("peak memory", size, before.peak_bytes, after.peak_bytes, size(schedule.budget_bytes)),
         ("gap to the lower bound", *(f"{gap_percent(us, bound_us):.1f} %" for us in step)),
     ]
     if budget_bound > bound_us * (1 + ROUNDING):
@@ -290,7 +275,7 @@ def summary_rows(
         rows.append(("... within the budget", *gaps, "", duration(budget_bound)))
     if gain is not None:
         rows.append(("speed (9 of 10 draws)", "1.0x", gain_text(*step, gain)))
-    return rows + reserved_rows(reserved, schedule.memory_limit_bytes or device_bytes or None)
+    return rows + reserved_rows(reserved, schedule.memory_limit_bytes or device_bytes)
 
 
 def gain_of(schedule: Schedule, original: Problem | None = None) -> tuple[float, float] | None:
@@ -361,15 +346,14 @@ def _record(schedule: Schedule, decision: Decision, called: Mapping[str, str]) -
     group, module = problem.groups[node.group or ""], f" in {printable(node.module)}" if node.module else ""
     hiding = [f"{printable(problem.nodes[v].name)} ({duration(problem.nodes[v].time_us)})" for v in decision.under]
     under = f" under {', '.join(hiding)}" if hiding else ""
-    by, waited = decision.original_position - decision.position, "nothing in this graph waits for it"
-    moved = f"originally {decision.original_position:,}: {abs(by):,} {'earlier' if by > 0 else 'later'}"
+    waited = "nothing in this graph waits for it"
     if decision.collective in problem.waits:
         waited = f"first waited for at {duration(decision.wait_us)}"
     lines = [
         f"{printable(node.name)}{module}: {printable(node.op) or 'collective'} on group {called[node.group or '']} "
         f"of {group.size}, {size(node.bytes)}, {duration(node.time_us)}",
         f"  exposed {duration(decision.exposed_us)}, hidden {duration(decision.hidden_us)}{under}",
-        f"  launched at position {decision.position:,} ({moved if by else 'as originally'}), at "
+        f"  launched at position {decision.position:,} (originally {decision.original_position:,}), at "
         f"{duration(decision.launch_us)}: {WHY[decision.reason]}",
         f"  ran from {duration(decision.start_us)} to {duration(decision.finish_us)}; {waited}",
         f"  blocked by {blocked_by(problem, decision)}",
@@ -410,8 +394,8 @@ Came = Literal["runs", "fails", "kept", "reordered"]
 
 def verdict(
     schedule: Schedule, original: Problem, reserved: Reserved | None, fits: bool | None = None
-) -> tuple[Came, str]:
-    """Return what came of a schedule, and all that matters in a sentence.
+) -> tuple[Came, str, str]:
+    """Return what came of a schedule, the same in words, and its figures.
 
     Args:
         schedule: What to tell of.
@@ -426,8 +410,8 @@ def verdict(
     elif fits is not None or limit is not None:
         came = "runs" if (not schedule.short_bytes if fits is None else fits) else "fails"
     into = size(schedule.budget_bytes if limit is None else limit)
-    end = {"runs": f", and it fits into {into}", "fails": f", but it does not fit into {into}"}.get(came, "")
-    return came, f"{'; '.join(figures_text(summary_rows(schedule, reserved)))}{end}."
+    fit = {"runs": f"Fits into {into}", "fails": f"Does not fit into {into}", "kept": "Original order kept"}
+    return came, fit.get(came, "Reordered"), "; ".join(figures_text(summary_rows(schedule, reserved)))
 
 
 def figures_text(rows: Rows) -> list[str]:

@@ -1,11 +1,10 @@
-"""A line on the terminal for what takes longer than two seconds; elsewhere a line of text every ten.
+"""A line on the terminal for what is being done; elsewhere a line of text every ten seconds.
 
 What counts says so, as in ``budget 3 of 12: 4.2 GiB``: then the line says how long the rest will take.
 """
 
 import re
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,26 +16,15 @@ _COUNTED = re.compile(r"\b([\d,]+) of ([\d,]+)\b")
 
 
 @contextmanager
-def progress(console: Console | None = None, delay_s: float = 2.0) -> Iterator[Callable[[str], None]]:
-    """Show what is being done, and for how long, on standard error.
-
-    Yields a function that takes the name of the next step. Nothing is shown before ``delay_s``.
-    """
+def progress(console: Console | None = None) -> Iterator[Callable[[str], None]]:
+    """Show what is being done, and for how long, on standard error; yields what takes the name of the next step."""
     # FORCE_COLOR would make rich take any file for a terminal
     console = console or Console(stderr=True, force_terminal=None if sys.stderr.isatty() else False)
     if not console.is_interactive:
         yield log_steps(lambda line: print(f"overlap-sched: {line}", file=console.file, flush=True))
         return
-    status = console.status("starting")
-    timer = threading.Timer(delay_s, status.start)
-    timer.daemon = True
-    timer.start()
-    try:
+    with console.status("starting") as status:
         yield log_steps(lambda line: status.update(Text(line)), every_s=0.0)
-    finally:
-        timer.cancel()
-        timer.join()
-        status.stop()
 
 
 def log_steps(

@@ -87,7 +87,7 @@ def test_collectives_of_replicas_beside_compute() -> None:
     of, once, slower = prices(Mesh(dp=8), "none", "fsdp"), prices(Mesh(dp=8)), 1 - 1 / 1.189
     gather_us, reduce_us = of.collective_us("all_gather", 2e8, "dp"), of.collective_us("reduce_scatter", 4e8, "dp")
     for us in (10.0, 1e6):
-        stage, other = (one.stage([us] * 3, [0.0] * 3, (0, 0, 0), 10**8) for one in (of, once))
+        stage, other = (one.stage([us] * 3, [0.0] * 3, [0, 0, 0], 10**8) for one in (of, once))
         out_us, in_us = of.fused_us(2e8 + 3e8 / 8), of.fused_us(3e8)
         moves = (
             (stage.forward, us + out_us, gather_us),

@@ -411,7 +411,7 @@ class PipelineCommand(InputLimits, Figures):
 
 
 @dataclass(frozen=True)
-class CapacityCommand:
+class CapacityCommand(Figures):
     """Find layouts."""
 
     question: Annotated[str, Flag(positional=True, file="in")]
@@ -420,8 +420,6 @@ class CapacityCommand:
     """OUT.csv: write the schedule of the best as torch.distributed.pipelining reads it (_load_csv)"""
     html: Annotated[str | None, Flag(file="out")] = None
     """OUT.html: write one HTML file with a picture of the best: ranks by time, and memory"""
-    json: bool = False
-    """print the figures as one JSON object (`overlap-sched schema capacity`)"""
     given: str = ""
 
 

@@ -26,7 +26,7 @@ from overlap_sched.problem import Order, Problem
 from overlap_sched.problem.sizes import parse_size
 from overlap_sched.report.answers import SweepAnswer, SweepPoint, SweptOrder, as_json
 from overlap_sched.report.colours import AFTER, BEFORE, LIMIT
-from overlap_sched.report.table import captioned_table
+from overlap_sched.report.terminal import captioned_table
 from overlap_sched.report.units import duration, from_to, memory_unit, printable, size, time_unit
 from overlap_sched.report.words.schedule import gain_of, gain_text, gap_percent, with_contention_line
 from overlap_sched.scheduler.driver import Schedule, figures_of, promise_of, schedule

@@ -7,8 +7,7 @@ import threading
 import pytest
 from rich.console import Console
 
-from overlap_sched.report.progress import log_steps, progress
-from overlap_sched.report.table import ReadableTable, captioned_table, shown, wrapped
+from overlap_sched.report.terminal import ReadableTable, captioned_table, log_steps, progress, shown, wrapped
 
 
 def drawn(table: ReadableTable, width: int) -> list[str]:

@@ -137,9 +137,8 @@ def _costs_text(found: answers.CostsAnswer) -> str:
         what += ")" if one.part_of is None else f"), part of the kernel of {printable(one.part_of)}"
         flops = next((f"{one.flops / of:,.1f} {unit}" for of, unit in _FLOPS_UNITS if one.flops >= of), "-")
         rows.append((duration(one.time_us), one.source, one.bound or "-", flops, size(one.bytes), what))
-    longest = ["longest:", *align_rows(rows)] if found.costs else []
     head = f"{printable(found.name)}: {count(found.nodes, 'node')}, {sums}"
-    return "\n".join([head, *align_rows(sources), *longest])
+    return "\n".join([head, *align_rows(sources), *(["longest:", *align_rows(rows)] if found.costs else [])])
 
 
 def run_report(command: arguments.ReportCommand, tell: Tell) -> Printed:

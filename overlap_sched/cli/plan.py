@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from rich.table import Table
@@ -190,7 +189,7 @@ def run_fit(command: arguments.FitCommand, tell: Tell) -> Printed:
         write_order(command.out, best.problem, best.order)
     if command.html:
         schedule, extras = extras_of_fit(found)
-        extras = replace(extras, command=command.given, prices=prices_of(command, loaded))
+        extras = extras._replace(command=command.given, prices=prices_of(command, loaded))
         write_page(schedule, command.html, extras)
     save_rewritten(command, command.out, best.problem, bool(best.rewrites))
     code = 1 if found.fell_back is not None else 0 if found.fits else 4

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Make docs/gallery.md: five jobs, the commands that look at them, and what they print.
+"""Make docs/gallery.md: six jobs, the commands that look at them, and what they print.
 
 Everything comes from files in this repository; nothing needs torch or a GPU. About a minute::
 
@@ -111,6 +111,17 @@ JOBS = (
         shown="main",
         width=1400,
     ),
+    Job(
+        "64 GPUs, one model",
+        "Which PP x TP x DP trains Llama-3-70B fastest on 64 H100? [Pipelined jobs](pipelines.md) has the figures.",
+        "capacity",
+        f"{INSTANCES}/question.toml",
+        (),
+        "capacity {problem}",
+        caption="The best: ranks by time, micro-batches by number, live bytes below.",
+        shown="main",
+        width=1400,
+    ),
 )
 
 
@@ -150,7 +161,7 @@ def draw(folder: Path) -> None:
 
 _HEAD = """# Gallery
 
-Five jobs, the commands that look at them, and what they print. All figures are **simulated**. `python
+Six jobs, the commands that look at them, and what they print. All figures are **simulated**. `python
 scripts/gallery.py --pictures` makes this page.
 """
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from overlap_sched import __version__
 from overlap_sched.cli import arguments as of_commands
-from overlap_sched.cli.flags import EXIT_CODES, NO_DIFF, Parser, check_files, parse, parser_of
+from overlap_sched.cli.flags import EXIT_CODES, NO_DIFF, Parser, check_files, parse, parser_of, read_choice
 from overlap_sched.errors import OverlapSchedError, OverlapSchedWarning, VerificationError
 from overlap_sched.report.units import complain
 
@@ -30,6 +30,7 @@ COMMANDS = {
     "memory": "find the order with the lowest peak memory, and addresses",
     "calibrate": "measure how fast the machines of a job compute and communicate; write a cluster file",
     "pipeline": "compare schedules of a pipelined job: step, bubble, memory of each rank, bound",
+    "capacity": "find how to train a model on so many GPUs: PP x TP x DP, micro-batches, recomputation",
     "schema": "print the JSON Schema of what a command prints with --json",
     "demo": "plan a graph that comes with the package: DeepSeek-V3-16B, backward, 64 GPUs (about ten seconds)",
 }
@@ -100,10 +101,10 @@ def _command_of(arguments: Sequence[str]) -> str:
     )
     versions = _versions() if "--version" in arguments else ""  # which takes a while
     parser.add_argument("--version", action="version", version=versions, help="print what is installed, and stop")
-    parser.add_argument("command", choices=tuple(COMMANDS), metavar="COMMAND", help="COMMAND --help lists its options")
+    parser.add_argument("command", metavar="COMMAND", help="COMMAND --help lists its options")
     if arguments and arguments[0] in GONE_COMMANDS:
         parser.error(f"{arguments[0]} is no command any more: {GONE_COMMANDS[arguments[0]]}.")
-    return str(parser.parse_args(arguments[:1]).command)
+    return read_choice(tuple(COMMANDS), parser.parse_args(arguments[:1]).command)
 
 
 def command_parser(name: str) -> Parser:
@@ -121,8 +122,7 @@ def _run(name: str, arguments: Sequence[str]) -> int:
     asked = parse(_arguments_of(name), name, COMMANDS[name], arguments)
     check_files(asked)
     run = getattr(import_module(f"overlap_sched.cli.{_MODULES.get(name, name)}"), f"run_{name}")
-    from overlap_sched.report.progress import progress
-    from overlap_sched.report.table import shown
+    from overlap_sched.report.terminal import progress, shown
 
     first_rank = os.environ.get("RANK", "0") == "0"  # the one that speaks, of `calibrate` under torchrun
     with progress() if first_rank else nullcontext(lambda text: None) as tell:

@@ -13,7 +13,7 @@ import shlex
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from functools import cache, partial
 from itertools import pairwise
 from types import NoneType
@@ -46,14 +46,12 @@ runs in --memory-limit; 70 a bug in overlap_sched; 130 interrupted; 141 whoever 
 
 All times and memory are simulated: one compute stream, one stream per process group.
 """
-_CHOICE = re.compile(r"(?P<before>.*invalid choice: '(?P<given>.*)') \(choose from (?P<known>.*)\)", re.DOTALL)
 _HELP = re.compile(r"(?:([A-Z][^\s:]*): )?(.*)", re.DOTALL)
 _ATTRIBUTE = re.compile(r"^    (\w+): (.*?)(?:\.\s|\.?\Z)", re.DOTALL | re.MULTILINE)
 Command = TypeVar("Command")
 
 
-@dataclass(frozen=True)
-class Flag:
+class Flag(NamedTuple):
     """How a field is written, where its type does not say it.
 
     Attributes:
@@ -77,12 +75,16 @@ class Flag:
     file: Literal["", "in", "out"] = ""
 
 
+def read_choice(known: Sequence[str], text: str, said: str = "") -> str:
+    """Read one of the names that are known."""
+    if text not in known:
+        raise OptionsError(f"{said}{text!r} is not one of {', '.join(known)}.{close_to(text, known)}")
+    return text
+
+
 def read_names(text: str, known: Sequence[str], said: str = "") -> tuple[str, ...]:
     """Read names of what is known, joined by commas."""
-    names = tuple(name.strip() for name in text.split(",")) if text.strip() else ()
-    if unknown := next((name for name in names if name not in known), None):
-        raise OptionsError(f"{said}{unknown!r} is not one of {', '.join(known)}.{close_to(unknown, known)}")
-    return names
+    return tuple(read_choice(known, name.strip(), said) for name in text.split(",")) if text.strip() else ()
 
 
 def refuse(*rules: tuple[object, str]) -> None:
@@ -109,10 +111,6 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the message, and exit with 2."""
-        choice = _CHOICE.fullmatch(message)
-        if choice is not None:  # versions of Python differ in the quotes
-            given, known = choice["given"], re.findall(r"[^\s',]+", choice["known"])
-            message = f"{choice['before']} (choose from {', '.join(known)}).{close_to(given, known)}"
         self.exit(2, f"overlap-sched: error: {' '.join(message.split())}\n")
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
@@ -130,12 +128,8 @@ class Parser(argparse.ArgumentParser):
 
 def in_flags(text: str) -> str:
     """Return what :class:`~overlap_sched.options.Options` says of its fields, as of flags."""
-    for field in Options.__dataclass_fields__:
-        flag = f"--{field.replace('_', '-')}"
-        text = re.sub(rf"\b{field} (is|of) ", rf"{flag} \1 ", text)
-        text = re.sub(rf"\b{field}=\(\)", f"no {flag}", text)
-        text = re.sub(rf"\b{field}='([\w-]+)'", rf"{flag} \1", text)
-    return text
+    known = "|".join(Options.__dataclass_fields__)
+    return re.sub(rf"(?<![-\w])({known})(?= is | of |=')", lambda found: f"--{found[1].replace('_', '-')}", text)
 
 
 class _Field(NamedTuple):
@@ -190,8 +184,8 @@ def parse(command: type[Command], name: str, summary: str, arguments: Sequence[s
     read["given"] = shlex.join(("overlap-sched", name, *arguments))
     known = {field.name for field in fields(command)}  # type: ignore[arg-type]
     if "options" in known:
+        given = Options.__dataclass_fields__.keys() - known
         try:
-            given = Options.__dataclass_fields__.keys() - known
             read["options"] = Options(**{name: value for name, value in read.items() if name in given})
         except OptionsError as error:
             raise OptionsError(in_flags(str(error))) from None
@@ -241,7 +235,8 @@ def _add(section: Any, field: _Field) -> None:
         del more["metavar"]
         more["action"] = "store_true"
     elif get_origin(kind) is Literal:
-        more["choices"] = get_args(kind)
+        more["metavar"] = metavar or f"{{{','.join(get_args(kind))}}}"
+        more["type"] = partial(_read, Flag(partial(read_choice, get_args(kind))))
     else:
         more["type"] = partial(_read, flag) if flag.read else kind
     if flag.const is not None:

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from rich.table import Table
@@ -25,7 +24,7 @@ from overlap_sched.report import answers
 from overlap_sched.report.files import write_file, write_order
 from overlap_sched.report.page import Extras, extras_of_fit, write_page
 from overlap_sched.report.pictures import plot_memory, plot_schedule
-from overlap_sched.report.table import align_rows, captioned_table
+from overlap_sched.report.terminal import align_rows, captioned_table
 from overlap_sched.report.trace import write_trace
 from overlap_sched.report.units import complain, count, duration, printable, size
 from overlap_sched.report.words import schedule as words
@@ -54,11 +53,8 @@ def scheduled(command: arguments.Rewriting, tell: Tell) -> tuple[Loaded, Schedul
         prices = Prices(loaded.model, command.comm_scale)
     else:
         problem, prices = on_cluster(problem, cluster_of(command, CLUSTER), command.comm_scale)
-        complain(
-            f"note: the collectives of {command.problem} are priced anew for {command.cluster or CLUSTER}, those of "
-            "the original order, too: rewritten ones have no times in the file, and compare with no others. --cluster "
-            "FILE_OR_NAME says otherwise; without --rewrites the file's own times count"
-        )
+        anew = f"note: collectives are priced anew for {command.cluster or CLUSTER}, those of the original order, too"
+        complain(f"{anew}: rewritten ones have no times in the file. --cluster FILE_OR_NAME says otherwise")
     made = plan(problem, prices, wanted, loaded.alike, refuses=loaded.refuses)
     save_rewritten(command, getattr(command, "out", None), made.schedule.problem, bool(made.rewrites))
     return loaded, made.schedule, made
@@ -119,12 +115,11 @@ def run_explain(command: arguments.ExplainCommand, tell: Tell) -> Printed:
     code = int(fell_back(result, made))
     if command.peak:
         peak, reserved = explain_peak(result.problem, result.order), words.reserved_rows(words.reserved_of(result))
-        lines = [peak_text(peak), *words.figures_text(reserved)]
-        return (words.with_contention_line("\n".join(lines), result.problem.contention),), code
+        return (peak_text(peak), *words.figures_text(reserved)), code
     if command.json:
         return answers.as_json(answers.explain_answer(result, command.collective, top)), code
-    told: tuple[str, ...] = (words.explanation(result, command.collective, top),)
-    return (told if made is None else (*told, rewrites_text(made))), code
+    told = words.explanation(result, command.collective, top)
+    return (told,) if made is None else (told, rewrites_text(made)), code
 
 
 def _costs_text(found: answers.CostsAnswer) -> str:
@@ -141,9 +136,8 @@ def _costs_text(found: answers.CostsAnswer) -> str:
         what += ")" if one.part_of is None else f"), part of the kernel of {printable(one.part_of)}"
         flops = next((f"{one.flops / of:,.1f} {unit}" for of, unit in _FLOPS_UNITS if one.flops >= of), "-")
         rows.append((duration(one.time_us), one.source, one.bound or "-", flops, size(one.bytes), what))
-    longest = ["longest:", *align_rows(rows)] if found.costs else []
     head = f"{printable(found.name)}: {count(found.nodes, 'node')}, {sums}"
-    return "\n".join([head, *align_rows(sources), *longest])
+    return "\n".join([head, *align_rows(sources), *(["longest:", *align_rows(rows)] if found.costs else [])])
 
 
 def run_report(command: arguments.ReportCommand, tell: Tell) -> Printed:
@@ -188,15 +182,14 @@ def run_fit(command: arguments.FitCommand, tell: Tell) -> Printed:
         raise UnreachableError(
             f"{best.problem.name!r} does not fit into {size(found.limit_bytes)}: the lowest peak found is "
             f"{size(best.peak_bytes)}, at a step of {duration(best.step_us)}. Allow more, more host memory or more "
-            "kinds, shard over more ranks, or take a smaller batch. Forward or backward alone holds to its end, or "
-            "from its start, what forward saves: give the dumps of both (fit FORWARD.py BACKWARD.py), or let the job "
-            "itself choose what is saved: enable(memory_limit=...)."
+            "kinds, shard over more ranks, or take a smaller batch. Forward or backward alone holds all that forward "
+            "saves: give the dumps of both (fit FORWARD.py BACKWARD.py), or enable(memory_limit=...) in the job."
         )
     if command.out:
         write_order(command.out, best.problem, best.order)
     if command.html:
         schedule, extras = extras_of_fit(found)
-        extras = replace(extras, command=command.given, prices=prices_of(command, loaded))
+        extras = extras._replace(command=command.given, prices=prices_of(command, loaded))
         write_page(schedule, command.html, extras)
     save_rewritten(command, command.out, best.problem, bool(best.rewrites))
     code = 1 if found.fell_back is not None else 0 if found.fits else 4
@@ -212,8 +205,6 @@ FORMAT = "overlap-addresses/1"
 def run_memory(command: arguments.MemoryCommand, tell: Tell) -> Printed:
     """Plan, write the files asked for; what is to be printed: JSON, or a table and text."""
     problem = read_input(command, tell).problem
-    if command.slowdown or command.link:
-        complain("note: --slowdown and --link change nothing here: memory does not depend on times")
     tell(f"ordering {len(problem.nodes):,} nodes")
     if command.exact:
         original, _ = peak_memory(problem, problem.original_order)

@@ -22,9 +22,6 @@ from overlap_sched.pipeline.job import PipelineBlock, PipelineJob, PipelineLink,
 from overlap_sched.pipeline.layout import FOLDED, StageLayout
 from overlap_sched.pipeline.replay import PipelineClock, transfer_us
 
-SIXTHS = 6
-CLOSE = 1e-9
-
 
 class BlockShape(NamedTuple):
     """How far apart a block's passes are, in sixths of the interval, beyond what they need.
@@ -38,10 +35,8 @@ class BlockShape(NamedTuple):
     turn: float = 0.0
 
 
-BLOCKS = [BlockShape(gaps, turn) for gaps in ((0, 0), (1, 0), (0, 1), (1, 1), (2, 0)) for turn in range(4)]
+BLOCKS = [BlockShape(gaps, turn) for gaps in ((0, 0), (1, 0), (1, 1), (2, 2)) for turn in range(4)]
 """What is tried."""
-WAYS = (True, True), (True, False), (False, False)
-"""In which each of them is run: with room reserved, steady in the middle."""
 
 
 def block_orders(job: PipelineJob, shape: BlockShape) -> list[list[Action]]:
@@ -76,8 +71,8 @@ def block_orders(job: PipelineJob, shape: BlockShape) -> list[list[Action]]:
                     made = Action(kind if kind is F or not stages[s].splits else ActionKind.INPUT_GRADIENT, s, 0)
                     to = job.rank_of[after]
                     now += transfer_us(job, made, to) if to != job.rank_of[s] else 0.0
-                    now += every_us / SIXTHS * shape.gaps[k + 1 >= len(line) // 2]
-            now += every_us / SIXTHS * shape.turn
+                    now += every_us / 6 * shape.gaps[k + 1 >= len(line) // 2]
+            now += every_us / 6 * shape.turn
         for s in route.stages[::-1]:
             if stages[s].splits:
                 place(W, s, starts[B, s] + time_us(B, s))
@@ -90,7 +85,7 @@ def block_orders(job: PipelineJob, shape: BlockShape) -> list[list[Action]]:
 
 def _first_free(placed: list[tuple[float, float]], from_us: float, time_us: float, every_us: float) -> float:
     """The first start from an instant on that overlaps with nothing placed, modulo the interval; else that instant."""
-    close = CLOSE * every_us
+    close = 1e-9 * every_us
     for start_us in sorted([from_us, *(from_us + (s + us - from_us) % every_us for s, us in placed)]):
         if all(
             (s - start_us + close) % every_us >= time_us and (start_us - s + close) % every_us >= us for s, us in placed
@@ -110,8 +105,7 @@ def repeat_block(
     orders, last = block_orders(job, shape), W if halves else B
     most = max(max(accumulate((a.kind is F) - (a.kind is last) for a in order)) for order in orders)
     job = replace(job, memory_limit_bytes=(most,) * ranks)
-    clock = PipelineClock(job)
-    made = [greedy_schedule(job, orders, reserve=reserve, steady=steady) for reserve, steady in WAYS]
+    clock, made = PipelineClock(job), [greedy_schedule(job, orders, steady=steady) for steady in (True, False)]
     return min((one for one in made if one is not None), key=lambda one: clock.step_us(clock.orders_of(one)))
 
 

@@ -4,9 +4,9 @@ Of cuts that are alike in that, or nearly, the longest stage is shortest; of tho
 those, the fullest rank holds least.
 
 It is exact for one stage per rank, and where stages are folded or in two directions: what is kept to is kept to with
-fewer units, too, so that each rank takes as many as it may, from the front, or from both ends (by their number at the
-front, the most at the back). Where several stages are dealt out in turn, or units are many, it is a local search: they
-go from stage to stage while that helps.
+fewer units, too, so that ranks take as many as they may from both ends (by their number at the front, the most at the
+back). Where several stages are dealt out in turn, or units are many, it is a local search: they go from stage to stage
+while that helps.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -52,18 +52,6 @@ def _sums(values: Iterable[float]) -> list[float]:
     return [0.0, *accumulate(values)]
 
 
-IN_FLIGHT = (2.0, 1.0, 0.5, 0.0)
-"""Cuts fit with so many of 1F1B's micro-batches in flight, the last with none."""
-BUSIER = 0.01
-"""The busiest rank may be busier than with the best cut by this part, for stages that are more alike."""
-MOST_UNITS = 40
-"""Where stages are folded or in two directions, cuts of so many units are exact: it takes their square per rank."""
-MOST_STAGES = 16
-"""Of more, units come only from the worst rank's stages, or go there."""
-CLOSE = 1e-4
-"""The least time of a worst rank is found up to this part."""
-
-
 @dataclass(frozen=True)
 class UnitCut:
     """A cut, and the units that run forward again in backward."""
@@ -83,7 +71,7 @@ def unit_cuts(job: PipelineJob, layout: StageLayout) -> tuple[list[UnitCut], flo
     That is so whatever is recomputed; infinite where parameters alone do not fit.
     """
     found: dict[UnitCut, None] = {}
-    parts = (None,) if job.memory_limit_bytes is None else IN_FLIGHT
+    parts = (None,) if job.memory_limit_bytes is None else (2.0, 1.0, 0.5, 0.0)  # of 1F1B's micro-batches in flight
     cutters = [_Cutter(job, layout, part) for part in parts]
     for cutter in cutters:
         cut = cutter.best()
@@ -106,9 +94,8 @@ class _Cutter:
         self._halves = any(unit.splits for unit in self._units)
         self._scale = least_part(job)
         self._need = cache(self._need_of)
-        self._exact = (
-            layout.chunks == 1 if layout.kind == "looped" else self._count <= MOST_UNITS and layout.chunks <= 2
-        )
+        few = layout.chunks <= (1 if layout.kind == "looped" else 2)
+        self._exact = few and self._count <= 40  # it takes their square per rank
 
     def best(self) -> Cut | None:
         """The best cut, if any fits."""
@@ -122,7 +109,9 @@ class _Cutter:
             cut, _ = self._least(what, most)
             if cut is None:
                 return None
-            most[what] = self._worst(what, cut) * (1 + (BUSIER if what == "busy_us" else 1e-9))
+            most[what] = self._worst(what, cut) * (
+                1 + (0.01 if what == "busy_us" else 1e-9)
+            )  # nearly: for stages that are alike
         return cut
 
     def least_us(self) -> float:
@@ -144,7 +133,7 @@ class _Cutter:
         if best is None:
             return None, inf
         high = self._worst(what, best)
-        while high - low > CLOSE * high:
+        while high - low > 1e-4 * high:
             middle = (low + high) / 2
             cut = self._within({**most, what: middle})
             if cut is None:
@@ -156,32 +145,17 @@ class _Cutter:
     def _within(self, most: Mapping[str, float]) -> Cut | None:
         """A cut with which no rank has more."""
 
-        def ok(rank: int, pieces: Sequence[tuple[int, int]]) -> bool:
-            need = self._need(rank, tuple(pieces))
+        def ok(rank: int, *pieces: tuple[int, int]) -> bool:
+            need = self._need(rank, pieces)
             return not need.over and all(getattr(need, what) <= value for what, value in most.items())
-
-        if self._layout.kind == "looped":
-            return self._in_turn(lambda rank, a, b: ok(rank, [(a, b)]))
 
         def both_ok(step: int, front: tuple[int, int], back: tuple[int, int]) -> bool:
             other = self._job.ranks - 1 - step
-            mirrored = self._layout.kind == "mirrored" and step != other
-            return ok(step, (front, back)) and (not mirrored or ok(other, (back, front)))
+            if self._layout.kind == "looped":
+                return ok(step, front) and (step == other or ok(other, back))
+            return ok(step, front, back) and (self._layout.kind == "folded" or step == other or ok(other, back, front))
 
         return self._from_both_ends(both_ok)
-
-    def _in_turn(self, ok: Callable[[int, int, int], bool]) -> Cut | None:
-        cut: list[int] = []
-        a, ranks, units = 0, self._job.ranks, self._count
-        for rank in range(ranks):
-            b = a
-            while b < units - (ranks - 1 - rank) and ok(rank, a, b + 1):
-                b += 1
-            if a == b:
-                return None
-            cut.append(b - a)
-            a = b
-        return tuple(cut) if a == units else None
 
     def _from_both_ends(self, ok: Callable[[int, tuple[int, int], tuple[int, int]], bool]) -> Cut | None:
         """Take stages k and n - 1 - k in step k: by the end of the front, the least start of the back."""
@@ -214,7 +188,7 @@ class _Cutter:
         cut = tuple(size + (s < more) for s in range(self._stages))
         best = self._badness(cut)
         while True:
-            stages = self._busiest(cut) if self._stages > MOST_STAGES else range(self._stages)
+            stages = self._busiest(cut)
             moved = [
                 tuple(n - (s == p) + (s == q) for s, n in enumerate(cut))
                 for p, q in permutations(range(self._stages), 2)

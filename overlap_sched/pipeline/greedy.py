@@ -21,16 +21,12 @@ from overlap_sched.pipeline.job import PipelineJob
 from overlap_sched.pipeline.replay import block_of, item_us, transfer_us
 
 F, B, W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.WEIGHT_GRADIENT
-LOOKED_AHEAD = 48
-"""So many of a rank's next passes are looked at."""
 
 
 def greedy_schedule(
     job: PipelineJob,
     wanted: Sequence[Sequence[Action]],
     spare: Sequence[int] = (),
-    *,
-    reserve: bool = True,
     steady: bool = False,
     pairs: bool = False,
 ) -> PipelineSchedule | None:
@@ -43,13 +39,10 @@ def greedy_schedule(
         job: As a layout has placed it.
         wanted: Per rank, all of its passes; ``B`` stands for ``I`` where there are halves.
         spare: Bytes per rank that are left free.
-        reserve: A later forward is taken only where those that it overtakes might be, too.
         steady: From its first stage's first gradient to that one's last forward, a rank takes its passes in turn.
         pairs: A forward and a backward that are both there run together, where that saves time.
     """
-    run = _GreedyRun(job, wanted, spare or (0,) * job.ranks)
-    run.reserve, run.steady, run.pairs = reserve, steady, pairs
-    return run.finish()
+    return _GreedyRun(job, wanted, spare or (0,) * job.ranks, steady, pairs).finish()
 
 
 class _GreedyRun:
@@ -66,10 +59,10 @@ class _GreedyRun:
         room: Per rank, bytes for what is saved, kept and coming. coming: Those of outputs under way to it, or waiting.
     """
 
-    reserve = steady = pairs = False
-
-    def __init__(self, job: PipelineJob, wanted: Sequence[Sequence[Action]], spare: Sequence[int]) -> None:
-        self.job, self.left = job, list(map(list, wanted))
+    def __init__(
+        self, job: PipelineJob, wanted: Sequence[Sequence[Action]], spare: Sequence[int], steady: bool, pairs: bool
+    ) -> None:
+        self.job, self.left, self._steady, self._pairs = job, list(map(list, wanted)), steady, pairs
         self.wakes: list[tuple[float, int]] = [(0.0, rank) for rank in range(job.ranks)]
         self.orders: list[list[Item]] = [[] for _ in range(job.ranks)]
         self.batches = [route.micro_batches for route in job.route_of]
@@ -120,7 +113,7 @@ class _GreedyRun:
         if k is None:
             return None
         one = left.pop(k)
-        other = self._first(time_us, rank, (B if one.kind is F else F,)) if self.pairs and one.kind is not W else None
+        other = self._first(time_us, rank, (B if one.kind is F else F,)) if self._pairs and one.kind is not W else None
         if other is not None:
             pair = Pair(*sorted((one, left[other]), key=lambda action: action.kind is B))
             if item_us(self.job, pair) < sum(item_us(self.job, action) for action in pair):
@@ -140,8 +133,8 @@ class _GreedyRun:
             for s in own
         )
         weights: int | None = None
-        steady = self.steady and self.begun["B"][own[0]] > 0 and not last
-        for k, action in enumerate(self.left[rank][: 1 if steady else LOOKED_AHEAD]):
+        in_turn = self._steady and self.begun["B"][own[0]] > 0 and not last
+        for k, action in enumerate(self.left[rank][: 1 if in_turn else 48]):  # as far as pays
             kind, s, m = action
             if kind is W:
                 more, there = -stages[s].kept_bytes, m in list(self.waiting[s])[:1]
@@ -156,7 +149,7 @@ class _GreedyRun:
                     there = there and most + more - self._input_bytes(action) <= room
             if there and kind in kinds:
                 return k
-            live += more if kind is F or not self.reserve else 0
+            live += more
             most = max(most, live)
         return weights if W in kinds else None
 

@@ -13,19 +13,14 @@ Of all such moves the best that was not undone lately is made, even where the st
 """
 
 from collections.abc import Iterator
-from itertools import product
+from itertools import islice, product
 from math import inf
 from typing import NamedTuple
 
 from overlap_sched.pipeline.action import ActionKind, Pair, PipelineSchedule, parts
 from overlap_sched.pipeline.replay import NONE, Orders, PipelineClock, excess_bytes
+from overlap_sched.pipeline.tuning import TUNING
 
-TABU = 12
-"""So many moves a move may not be undone."""
-IDLE_PLACES = 3
-"""A weight gradient goes at most to so many of the idle places behind it, and before it."""
-LOOKED_AT = 8
-"""Of the moves of one turn, so many are looked at for memory at most, the shortest first."""
 SAME = 1e-9
 """Steps that differ by less are equal (part of the step)."""
 
@@ -80,12 +75,12 @@ class _TabuWalk:
             step_us = times.step_us(made)
             if step_us < inf:
                 found.append((step_us, len(found), move))
-        for step_us, _, move in sorted(found, key=lambda one: one[:2])[:LOOKED_AT]:
+        for step_us, _, move in sorted(found, key=lambda one: one[:2])[:8]:  # to look at memory takes as long as 8
             made = self._moved(move)
             assert made is not None
             if not any(excess_bytes(times.job, times.replay(times.schedule_of(made, "")))):
                 order = self.now[move.rank]
-                self._tabu[order[move.at], order[move.at - 1] if move.at else NONE] = self._turn + TABU
+                self._tabu[order[move.at], order[move.at - 1] if move.at else NONE] = self._turn + TUNING.tabu
                 self.now = made
                 if step_us < self.best_us * (1 - SAME):
                     self.best, self.best_us = made, step_us
@@ -107,12 +102,11 @@ class _TabuWalk:
             yield PipelineMove(rank, k, k + 1)
             idle = [p for p in range(1, len(order)) if start[order[p]] > end[order[p - 1]] * (1 + SAME)]
             if self._is_weights(order[k]):
-                yield from (PipelineMove(rank, k, p - 1) for p in [p for p in idle if p > k + 1][:IDLE_PLACES])
-                yield from (PipelineMove(rank, k, p) for p in [p for p in idle if p < k][-IDLE_PLACES:])
-                yield PipelineMove(rank, k, len(order) - 1)
+                near = sorted(idle, key=lambda p: abs(p - k))[:6]
+                yield from (PipelineMove(rank, k, p - (p > k)) for p in (*near, len(order)))
             elif k in idle:
-                later = [p for p in range(k + 1, len(order)) if self._is_weights(order[p])]
-                yield from (PipelineMove(rank, p, k) for p in later[:IDLE_PLACES])
+                later = (p for p in range(k + 1, len(order)) if self._is_weights(order[p]))
+                yield from (PipelineMove(rank, p, k) for p in islice(later, 3))
 
     def _is_weights(self, one: int) -> bool:
         return parts(self.times.items[one])[0].kind is ActionKind.WEIGHT_GRADIENT

@@ -8,7 +8,7 @@ state is all that goes from one layer to the next::
     segments               0             1            2        1            2         3   4 ...
     layers             embedding       |   layer 1        |   layer 2           |   head
 
-Which segments make a layer is said by names of modules (``layers.3.attention``) where the graph has any. Else it is
+Which segments make a layer is given by names of modules (``layers.3.attention``) where the graph has any. Else it is
 found: segments are alike that have the same operators, and the layers are the longest repetition of some of them one
 behind the other, with neighbours that are nearly alike (a dense layer in front of layers of experts).
 

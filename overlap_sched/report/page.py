@@ -10,12 +10,12 @@ own (-1: none, not known). A storage is live from position ``first`` to ``last``
 import html
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import date
 from importlib.resources import files
 from pathlib import Path
 from string import Template
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import UNSET, UnsetType, to_builtins
 
@@ -45,8 +45,7 @@ FIGURES = ("peak_bytes", "step_us", "exposed_us")
 Page = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Extras:
+class Extras(NamedTuple):
     """What a page shows beyond a schedule; ``None``: nothing of the kind.
 
     Attributes:
@@ -273,7 +272,6 @@ def page_text(page: Page, command: str = "") -> str:
     times += f", {count(prices['traces'], 'trace')} of a profiler where they have them" if prices.get("traces") else ""
     without = page["figures"].get("step_without_rewrites_us")
     points, drawn = [*page["frontier"], *runs] if page["frontier"] else [], range(len(runs))
-    called = [f"the {run['title']} order" if r < 2 else html.escape(run["title"]) for r, run in enumerate(runs)]
     return Template(_read_file("page.html")).substitute(
         title=html.escape(f"{printable(page['figures']['name'])}: overlap_sched"),
         style=_read_file("style.css"),
@@ -285,7 +283,7 @@ def page_text(page: Page, command: str = "") -> str:
         remarks="\n".join(f"<p>{html.escape(line)}</p>" for line in page["remarks"]),
         streams="\n".join(_PLACE.format(what="streams", r=r) for r in drawn),
         memories="\n".join(_PLACE.format(what="memory", r=r) for r in drawn),
-        peaks="\n".join(_BUTTON.format("peak", r, f"peak of {name}") for r, name in enumerate(called)),
+        peaks="\n".join(_BUTTON.format("peak", r, f"peak of {html.escape(runs[r]['title'])}") for r in drawn),
         no_rewrites="" if page["rewrites"] or page["tried"] else " hidden",
         without="" if without is None else f"The best order without rewrites takes {duration(without)}.",
         rewrites="".join(

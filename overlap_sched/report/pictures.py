@@ -45,12 +45,9 @@ def check_plot(path: str | Path) -> None:
 
 def new_figure(width: float, height: float) -> "Figure":
     """Return an empty figure of so many inches, on white; it needs no display."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), dpi=150, facecolor="white")
-    FigureCanvasAgg(figure)
-    return figure
+    return Figure(figsize=(width, height), dpi=150, facecolor="white")
 
 
 def write_picture(figure: "Figure", path: str | Path, *, tight: bool = False) -> None:

@@ -22,12 +22,14 @@ from rich.table import Table
 from overlap_sched import __version__
 from overlap_sched.pipeline.action import parts
 from overlap_sched.pipeline.best import FOUND, OF_A_BOUND, FoundPipeline
+from overlap_sched.pipeline.capacity import CapacityPlan
 from overlap_sched.pipeline.compare import PlannedPipeline, RankShortage
 from overlap_sched.pipeline.graphs import JobGraphs
 from overlap_sched.pipeline.job import PipelineJob
+from overlap_sched.pipeline.question import Question
 from overlap_sched.pipeline.replay import RunItem, item_block, memory_curves
 from overlap_sched.report.colours import EXPOSED, PIPELINE
-from overlap_sched.report.table import captioned_table
+from overlap_sched.report.terminal import captioned_table
 from overlap_sched.report.units import count, duration, from_to, memory_unit, printable, size, time_unit
 from overlap_sched.report.words.schedule import gap_percent
 
@@ -299,6 +301,38 @@ def varied_table(varied: Varied) -> Table:
 def find_shortest(planned: Sequence[PlannedPipeline]) -> PlannedPipeline | None:
     """Return the shortest that fits, if any does."""
     return min((one for one in planned if one.shortage is None), key=lambda one: one.replay.step_us, default=None)
+
+
+def capacity_table(question: Question, found: Sequence[CapacityPlan]) -> Table:
+    """A row per layout."""
+    rows = []
+    for one in found:
+        (pp, dp, cp, tp, ep), micro_batch, recompute, sharding = one.layout
+        mesh = f"PP{pp} TP{tp} DP{dp}" + f" CP{cp}" * (cp > 1) + f" EP{ep}" * (ep > 1)
+        ways = [f"{one.planned.name}, {one.planned.job.micro_batches} x {micro_batch}", recompute]
+        reached = [f"{one.tokens_per_s:,.0f}", f"{one.mfu:.1%}", size(one.peak_bytes), f"{one.losses['bubble']:.1%}"]
+        binds = one.binds + (f" {one.losses[one.binds]:.1%}" if one.binds in one.losses else "")
+        rows.append([f"{mesh}, {sharding}", *ways, *reached, binds])
+    return captioned_table(
+        f"{printable(found[0].planned.job.name)}, {question.global_batch:,} sequences of {question.sequence:,}",
+        "Simulated. Micro-batches: their number x sequences in each. Tokens/s of one GPU; peak of the fullest rank. "
+        "Bubble: the idle part of all ranks together. Binds: "
+        "what costs most, of the bubble, collectives (tp, cp, ep, dp) and recomputation (memory), by the part by which "
+        "the step would be shorter if they took no time; compute: all are below 5%.",
+        ("micro-batches", "recompute", "tokens/s", "MFU", "peak", "bubble", "binds"),
+        "layout",
+        rows,
+    )
+
+
+def capacity_lines(found: Sequence[CapacityPlan]) -> Iterator[str]:
+    """Say of the second and the third, within 10 % of the best, in what they differ."""
+    for place, one in zip(("Second", "Third"), found[1:3], strict=False):
+        slower, losses = found[0].tokens_per_s / one.tokens_per_s - 1, one.losses
+        if slower <= 0.1:
+            more = {what: losses.get(what, 0.0) - found[0].losses.get(what, 0.0) for what in found[0].losses | losses}
+            said = ", ".join(f"{what} {part:+.1%}" for what, part in more.items() if abs(part) >= 0.0005)
+            yield f"{place}: {slower:.1%} slower than the best; beside it {said or 'nothing'} of the step."
 
 
 def graphs_table(graphs: JobGraphs) -> Table:

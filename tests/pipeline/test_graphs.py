@@ -101,7 +101,8 @@ def test_halves_of_one_graph() -> None:
     assert stage.input_gradient is not None
     assert stage.weight_gradient is not None
     assert (stage.input_gradient.time_us, stage.weight_gradient.time_us) == (5.0, 7.0)
-    assert stage.kept_bytes == 10 + 5  # b and way, not dx
+    assert stage.kept_bytes == 10 + 5  # b and way, not dx, which is live until it is sent
+    assert stage.input_gradient.sent_bytes is None
     again = parsed(WHOLE.replace("= 1\n", "= 2\n", 1) + "repeat = 2").stages[1]  # dx alone is as large as what is sent
     assert (again.kept_bytes, again.backward.output_bytes, again.splits) == (15, 1, True)
 

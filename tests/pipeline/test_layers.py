@@ -14,12 +14,14 @@ from torch.nn.functional import embedding, silu
 
 from overlap_sched.errors import PipelineError
 from overlap_sched.fx.lifting import lift
+from overlap_sched.pipeline import job_file
 from overlap_sched.pipeline.graphs import JobGraphs
 from overlap_sched.pipeline.job import PipelineJob
 from overlap_sched.pipeline.job_file import parse_job
 from overlap_sched.pipeline.layers import cut_model
-from overlap_sched.problem import Kind, Node, Problem
+from overlap_sched.problem import Group, Kind, Node, Problem
 from tests.support.dump_graphs import forward_and_backward
+from tests.support.graphs import Maker, Value
 
 LAYERS, WIDTH, ROWS, WORDS = 5, 8, 6, 16
 HIDDEN = ROWS * WIDTH * 4
@@ -151,13 +153,44 @@ def test_names_of_modules_say_what_a_layer_is(inputs_alone: bool) -> None:
     at = {node.name: k for k, stage in enumerate(cut_model(forward, backward).stages) for node in steps(stage.forward)}
     of = {f"primals_{4 + 5 * k + i}": k for k in range(LAYERS) for i in range(5)} | ({} if inputs_alone else at)
     nodes = [
-        one._replace(module=f"net.blocks.{of[one.name] // 2}.mlp.0") if one.name in of else one for one in forward.nodes
+        one._replace(module=f"net.blocks.{of[one.name] & 6}.mlp.0") if one.name in of else one for one in forward.nodes
     ]
     model = cut_model(replace(forward, nodes=tuple(nodes)), backward, [1, 2])
     assert (model.layers, model.found_by) == (3, "names of modules (net.blocks.0, ...)")
     assert [one.name for one in model.stages] == ["embedding, layer 1", "layers 2 to 3, head"]
     expected = cut_model(forward, backward, [2, 3])
     assert [one.saved_bytes for one in model.stages] == [one.saved_bytes for one in expected.stages]
+
+
+def test_no_wait_is_parted_from_its_collective_and_what_is_shared_is_where_it_is_first_needed() -> None:
+    """Layers of a product, an all_reduce and its wait; the first and the last one read one cast weight."""
+    made, back = Maker(), Maker()
+
+    def launched(name: str, x: Value, op: str) -> Value:
+        sent, there = made.storage(8), made.storage(8)
+        launch = made.add(Node(name, Kind.COLLECTIVE, (x[0],), (sent,), (x[1],), 1.0, op, "g"))
+        return made.add(Node(f"{name}.wait", Kind.WAIT, (launch,), (there,), (sent,), collective=launch)), there
+
+    tokens, table, weight = made.given("tokens", 8), made.given("table", 9, True), made.given("weight", 16, True)
+    cast = made.compute("cast", 1.0, 16, weight, op="cast")
+    x = made.compute("embedding", 1.0, 8, tokens, table, op="embedding")
+    x, products = launched("gather", x, "all_gather"), []
+    for k in range(3):
+        products.append(made.compute(f"mm{k}", 2.0, 8, x, *[cast] * (k != 1), op="mm"))
+        x = made.compute(f"tanh{k}", 1.0, 8, products[k], op="tanh")
+        x = launched(f"sum{k}", x, "all_reduce")
+    logits, loss = made.compute("head", 1.0, 4, x, op="head"), made.compute("loss", 1.0, 3, products[0], op="loss")
+    forward = made.problem("forward", [logits, loss, *products], {"g": Group(2, True)})
+    gradient = back.compute("head_back", 1.0, 8, back.given("tangents", 4))
+    for k in (2, 1, 0):
+        gradient = back.compute(f"mm_back{k}", 4.0, 8, gradient, back.given(f"mm{k}", 8))
+    model = cut_model(forward, back.problem("backward", [gradient], {}))
+    assert (model.layers, model.extra) == (3, ("cast",))
+    for k, stage in enumerate(model.stages):
+        assert all(node.collective is not None for node in steps(stage.forward) if node.kind is Kind.WAIT)
+        names = {node.name for node in steps(stage.forward)}
+        assert names & {"cast", "gather", "mm0", "loss"} == (set() if k else {"cast", "gather", "mm0", "loss"})
+        assert len(stage.forward.nodes[-1].use) == 2 + (k == 0)  # a product, what is sent or the logits, the loss
 
 
 JOB = """
@@ -189,6 +222,12 @@ def test_a_job_of_one_model() -> None:
         assert stage.backward.output_bytes == cut.gradient_bytes
         assert stage.forward.time_us == pytest.approx(sum(cut.forward.compute_us))
     assert len(read_model(JOB + "layers = [2, 3]", graphs())[0].stages) == 2
+
+
+def test_of_many_stages_the_first_and_the_last_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_file, "SHOWN", 4)
+    (said,) = read_model(JOB, graphs())[1].notes
+    assert said.endswith(": embedding, layer 1 | layer 2 | ... | layer 5, head")
 
 
 @pytest.mark.parametrize(

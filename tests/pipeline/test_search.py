@@ -9,9 +9,9 @@ import pytest
 
 from overlap_sched.errors import PipelineError
 from overlap_sched.pipeline.action import PipelineSchedule, forward, input_gradient, weight_gradient
-from overlap_sched.pipeline.best import FOUND, ScheduleSearch, find_pipeline
+from overlap_sched.pipeline.best import FOUND, LayoutSearch, find_pipeline
 from overlap_sched.pipeline.blocks import BLOCKS, block_orders
-from overlap_sched.pipeline.cuts import best_cut, unit_cuts
+from overlap_sched.pipeline.cuts import UnitCut, best_cut, unit_cuts
 from overlap_sched.pipeline.exact import exact_pipeline, solvable
 from overlap_sched.pipeline.greedy import greedy_schedule
 from overlap_sched.pipeline.improve import improve_schedule
@@ -50,8 +50,13 @@ def fits(job: PipelineJob, schedule: PipelineSchedule) -> bool:
     return limits is None or all(most <= limit for most, limit in zip(peaks(job, schedule), limits, strict=True))
 
 
-def in_blocks(job: PipelineJob, reserve: bool = True) -> list[PipelineSchedule]:
-    made = [greedy_schedule(job, block_orders(job, shape), reserve=reserve) for shape in BLOCKS]
+def search_of(job: PipelineJob) -> LayoutSearch:
+    """Of a job that is laid out already."""
+    return LayoutSearch(ONE_EACH, UnitCut((), ()), job, PipelineClock(job))
+
+
+def in_blocks(job: PipelineJob) -> list[PipelineSchedule]:
+    made = [greedy_schedule(job, block_orders(job, shape)) for shape in BLOCKS]
     return [one for one in made if one is not None]
 
 
@@ -73,8 +78,8 @@ def test_what_is_run_in_any_order_of_blocks_is_valid(seed: int) -> None:
     whole = replace(job.stages[0], input_gradient=None, weight_gradient=None)
     layouts = StageLayout("looped", chunks), *([FOLDED] if chunks == 2 else []), *([MIRRORED] if chunks == 1 else [])
     job = rng.choice(layouts).put(replace(job, stages=(whole, *job.stages[1:])))
-    for shape, reserve, steady in product(BLOCKS[:3], (False, True), (False, True)):
-        made = greedy_schedule(job, block_orders(job, shape), reserve=reserve, steady=steady)
+    for shape, steady in product(BLOCKS[::3], (False, True)):
+        made = greedy_schedule(job, block_orders(job, shape), steady=steady)
         assert made is not None
         assert violation(job, job.with_updates(made)) is None
         assert measure_pipeline(job, made).step_us >= pipeline_bound_us(job) - 1e-9
@@ -86,8 +91,8 @@ def test_what_is_kept_of_blocks_fits(seed: int) -> None:
     job = replace(uneven(3, 6, 2, random.Random(seed)), link=PipelineLink(9.0))
     every = [peaks(job, one) for one in in_blocks(job)]
     job = replace(job, memory_limit_bytes=sorted(every, key=sum)[len(every) // 2])
-    search = ScheduleSearch(job)
-    search.try_blocks()
+    search = search_of(job)
+    search.add_blocks()
     assert len(search.made) >= 5
     assert all(fits(job, made.schedule) for made in search.made)
 
@@ -316,16 +321,18 @@ def test_a_tight_limit_moves_the_cut() -> None:
 
 @pytest.mark.parametrize(("name", "ranks", "micro_batches"), [("v-min", 4, 16), ("v-half", 4, 8), ("v-half", 8, 16)])
 @pytest.mark.parametrize("times", [(1.0, 1.0, 1.0, 0.0), (10.419, 10.207, 7.715, 0.408)])
-def test_blocks_are_no_longer_than_published_ones_in_their_memory(
+def test_starts_are_no_longer_than_published_ones_in_their_memory(
     name: str, ranks: int, micro_batches: int, times: tuple[float, ...]
 ) -> None:
     """Equal times, and those of 28B parameters: Qi et al. 2023, arXiv 2401.10241, of their profiles."""
     f, i, w, link_us = times
-    job = FOLDED.put(replace(uniform(ranks, micro_batches, 2, f, i, w), link=PipelineLink(link_us)))
+    units = replace(uniform(ranks, micro_batches, 2, f, i, w), link=PipelineLink(link_us))
     theirs = published(name, ranks, micro_batches)
-    job = replace(job, memory_limit_bytes=(max(peaks(job, theirs)),) * ranks)
-    search = ScheduleSearch(job)
-    search.try_blocks()
+    units = replace(units, memory_limit_bytes=(max(peaks(FOLDED.put(units), theirs)),) * ranks)
+    job = FOLDED.put(units)
+    search = LayoutSearch(FOLDED, UnitCut((1,) * 2 * ranks, ()), units, PipelineClock(job))
+    search.add_named()
+    search.add_blocks()
     assert all(fits(job, made.schedule) and violation(job, made.schedule) is None for made in search.made)
     assert search.made[0].step_us <= measure_pipeline(job, theirs).step_us + 1e-9
 
@@ -339,7 +346,7 @@ def test_blocks_of_unlike_stages_fit(seed: int) -> None:
     job = rng.choice((TWO, FOLDED)).put(replace(job, stages=(whole, *job.stages[1:])))
     ahead = in_blocks(job)[0]
     job = replace(job, memory_limit_bytes=tuple(most + 9 for most in peaks(job, job.with_updates(ahead))))
-    search = ScheduleSearch(job)
-    search.try_blocks()
+    search = search_of(job)
+    search.add_blocks()
     assert search.made
     assert all(fits(job, made.schedule) and violation(job, made.schedule) is None for made in search.made)

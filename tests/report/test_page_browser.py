@@ -259,22 +259,15 @@ def test_rewrites_and_an_order_beside(browser: Any, tmp_path: Path) -> None:
 
 
 def test_a_fit(browser: Any, tmp_path: Path, cli: Command) -> None:
-    """The page of ``fit``: its figures are those of the command, its rewrites and plans are there."""
+    """The page of ``fit``: its rewrites and its plans are there; ``tests/cli/test_answers.py`` has the figures."""
     problem, out = tmp_path / "saved.json", tmp_path / "out.html"
     write_problem(saved(), problem)
-    found = cli.json("fit", str(problem), "--memory-limit", "130MiB", "--html", str(out))
+    cli.json("fit", str(problem), "--memory-limit", "130MiB", "--html", str(out))
     for width, scheme in ((WIDE, "light"), (ZOOMED, "dark"), (NARROW, "light")):
         page = opened(browser, out, width, scheme)
         assert page.tab.evaluate("document.documentElement.scrollWidth") <= width
-        for r, order in enumerate((found["original"], found["picked"])):
-            step, peak = duration(order["step_us"]), size(order["peak_bytes"])
-            assert page.text(f"#streams-title-{r}").split(": step ")[1].startswith(f"{step}, exposed ")
-            page.tab.click(f"[data-peak='{r}']")
-            assert page.text("#live-where").startswith(f"{peak} live in")
         assert "budget 130.0 MiB (dashed)" in page.text("#memory-title-1")
-        assert page.tab.locator("#rewrites li").count() == len(found["rewrites"])
         assert page.text("#rewrites li:nth-of-type(1)").endswith("64.0 MiB not kept, 10.0 us more compute")
         assert page.tab.locator("#frontier-plot canvas").count() >= 1
-        assert page.complaints == []
-        assert page.requests == [out.as_uri()]
+        assert (page.complaints, page.requests) == ([], [out.as_uri()])
         page.tab.close()

@@ -45,14 +45,6 @@ def test_groups_without_collectives_have_no_row_and_no_time_has_no_span(odd: Pro
 MIB = 2**20
 
 
-def test_the_example() -> None:
-    named = dict(zip(("w", "x", "full", "g", "dx", "dw", "ds"), memory_kinds(EXAMPLE), strict=True))
-    assert named == {
-        "w": "parameters", "x": "saved activations", "full": "gathered parameters", "g": "temporaries",
-        "dx": "temporaries", "dw": "gradients", "ds": "gradients",
-    }  # fmt: skip
-
-
 def test_reductions_of_a_forward_graph_are_of_activations() -> None:
     """No tangents, and a result unlike any parameter: of tensor parallelism. Without parameters nobody can tell."""
     w, *others = EXAMPLE.storages

@@ -36,6 +36,7 @@ SIZES = ((2**16, "< 64 KiB"), (2**20, "64 KiB - 1 MiB"), (2**24, "1 - 16 MiB"), 
 HEADINGS = ("table", "class", "where", "rows are", "rows", "25 %", "median", "75 %", "in 0.8 to 1.25")
 CLUSTERS = {  # by what the name of a GPU or of a fabric has in it; the first counts
     "EFA 4x": "aws-p4d", "EFA": "aws-p5", "TCPXO": "gcp-a3-mega", "GKE": "gcp-a3-ultra", "GB200": "gb200-nvl72",
+    "GB300": "gb200-nvl72", "B300": "dgx-b200",  # by data sheets as fast in 16 bits as those before them
     "H200": "dgx-h200", "B200": "dgx-b200", "SM100": "dgx-b200", "H100": "dgx-h100", "SM90": "dgx-h100",
     "H800": "dgx-h800", "A100": "dgx-a100", "MI300X": "mi300x",
 }  # fmt: skip

@@ -1,11 +1,12 @@
-"""Whole training steps: published tokens per second and memory beside those predicted from captured graphs.
+"""Whole training steps: published tokens per second and memory beside those predicted.
 
     python -m scripts.studies.truth.steps [FILES.csv]
 
 A row's model is captured with two and with four layers on a fake world of its ranks, priced for its cluster, and run as
 the framework does: parameters are gathered a layer ahead, gradients reduced behind, tensor-parallel collectives waited for
 where they stand. All further layers take what the third and fourth do. The optimizer reads and writes all of its state once.
-Rows that cannot be captured are counted with the reason. Simulated.
+Rows with experts or a pipeline are planned from the model's dimensions, as `overlap-sched capacity` does. Rows that cannot
+be had are counted with the reason. Simulated.
 """
 
 import argparse
@@ -20,6 +21,8 @@ from math import prod
 from pathlib import Path
 from statistics import median
 
+from msgspec import convert
+
 from llama_repro.capture.configs import LlamaConfig
 from llama_repro.capture.model import weights_of
 from llama_repro.capture.trace import captured
@@ -29,6 +32,10 @@ from overlap_sched.cost.cluster import Cluster
 from overlap_sched.cost.collectives import model_of
 from overlap_sched.fx import Lifted, lift
 from overlap_sched.judge.validate import measure, violation
+from overlap_sched.pipeline.capacity import measure_layout
+from overlap_sched.pipeline.compare import named
+from overlap_sched.pipeline.dimensions import Layout, Mesh, Sharding
+from overlap_sched.pipeline.question import Question
 from overlap_sched.problem import Kind, Order, Problem
 from scripts.studies.truth.__main__ import cluster_of
 
@@ -47,6 +54,14 @@ SIZES = {  # hidden, ffn, layers, heads, kv_heads, vocabulary
 BF16_PARAMETERS = ("KempnerInstitute",)
 """Sources that train parameters and moments in bf16, compile the loss, too, and hold whole gradients between the
 micro-batches of a step, under FSDP in fp32 (KempnerForge: ``build_parallel_model``, ``maybe_no_sync``)."""
+PLANNED = {
+    "GPT OSS 120B": ("gpt-oss-120b", "selective"),
+    "Qwen3_235B": ("qwen-3-235b", "none"),
+    "DeepSeekV3 (w/o": ("deepseek-v3", "selective"),
+    "MT-NLG 530B": ("mt-nlg-530b", "full"),
+}
+"""By how a row's model begins: that of `overlap-sched capacity`, and what is recomputed where the row does not say: what
+src/megatron/bridge/perf_recipes of NVIDIA-NeMo/Megatron-Bridge has (commit 067f987d)."""
 WEIGHTS_OF_A_LAYER = 9
 
 
@@ -72,15 +87,13 @@ class Row:
 
 def reason_against(row: dict[str, str]) -> str:
     """Return why a row cannot be had; empty where it can."""
-    if not any(re.match(name, row["model"]) for name in SIZES):
-        return "a model that is not captured here"
-    if row["dtype"].lower() != "bf16":
-        return "no capture of float8, MXFP8 and NVFP4"
-    if row["pp"] != "1" or row["cp"] != "1":
-        return "pipeline or context parallel"
+    if "bf16" not in row["dtype"].lower():
+        return "float8, MXFP8 or NVFP4"
+    if not any(re.match(name, row["model"]) for name in (*SIZES, *map(re.escape, PLANNED))):
+        return "a model without experts or pipelines that is not captured, or one whose dimensions are not shipped"
     if "async TP" in row["notes"]:
         return "async TP"
-    return "" if row["micro_batch"] and row["tokens_per_s_per_gpu"] else "no micro-batch or speed given"
+    return "" if row["micro_batch"] and (row["tokens_per_s_per_gpu"] or row["step_s"]) else "no micro-batch or speed"
 
 
 def config_of(row: dict[str, str], layers: int) -> LlamaConfig:
@@ -144,6 +157,36 @@ def measure_layers(row: dict[str, str], cluster: Cluster, layers: int) -> tuple[
     return step_us, peak
 
 
+def find_planned(model: str) -> tuple[str, str] | None:
+    """Return what ``PLANNED`` has of a row's model, if anything."""
+    return next((of for name, of in PLANNED.items() if model.startswith(name)), None)
+
+
+def plan(row: dict[str, str], name: str, recompute: str) -> Row:
+    """Plan a row of a model of ``overlap-sched capacity``."""
+    pp, tp, cp, ep, vp = (int(row[key]) if row[key].isdigit() else 1 for key in ("pp", "tp", "cp", "ep", "vp"))
+    number = {key: int(row[key]) for key in ("gpus", "global_batch", "sequence", "micro_batch")}
+    mesh = Mesh(pp, number["gpus"] // (pp * tp * cp), cp, tp, ep)
+    sharding: Sharding = "zero1" if row["fsdp"] in ("", "0") else "fsdp"
+    layout = Layout(mesh, number["micro_batch"], row["recompute"] or recompute, sharding)
+    asked = {"format": "overlap-capacity/1", "model": name, "cluster": cluster_of(row).name, **number}
+    question = convert(asked | {"micro_batch": [layout.micro_batch]}, Question)
+    found = measure_layout(question, layout, named("1f1b" if vp == 1 else f"interleaved:{vp}"))
+    tokens = number["global_batch"] * number["sequence"] / number["gpus"]
+    container = re.search(r" \(\S+ NeMo", row["source"])
+    return Row(
+        row["source"].split(":")[0] + (container[0] + ")" if container else ""),
+        row["model"],
+        row["gpu"],
+        f"{number['gpus']}: {'x'.join(map(str, mesh))}" + f", VP {vp}" * (vp > 1),
+        layout.recompute,
+        float(row["tokens_per_s_per_gpu"] or tokens / float(row["step_s"])),
+        found.tokens_per_s,
+        float(row["memory_gib"] or 0),
+        found.peak_bytes / 2**30,
+    )
+
+
 def predict(row: dict[str, str]) -> Row:
     """Capture and measure a row; speed is of tokens of the whole batch by all GPUs and all of the step."""
     cluster, config = cluster_of(row), config_of(row, 2)
@@ -177,10 +220,14 @@ def summarize(rows: Sequence[Row]) -> Iterator[str]:
         ("speed", [abs(row.ratio - 1) for row in rows]),
         ("memory", [abs(row.predicted_gib / row.published_gib - 1) for row in rows if row.published_gib]),
     ):
-        yield f"{what}: {len(errors)} rows, median error {median(errors):.1%}, largest {max(errors):.1%}."
-    pairs = [(a, b) for a, b in combinations(rows, 2) if a.source == b.source and a.published != b.published]
-    right = sum((a.published < b.published) == (a.predicted < b.predicted) for a, b in pairs)
-    yield f"order within tables: {right} of {len(pairs)} pairs."
+        if errors:
+            yield f"{what}: {len(errors)} rows, median error {median(errors):.1%}, largest {max(errors):.1%}."
+    for source in dict.fromkeys(row.source for row in rows):
+        own = sorted(row.ratio for row in rows if row.source == source)
+        pairs = [(a, b) for a, b in combinations(rows, 2) if a.source == b.source == source]
+        pairs = [(a, b) for a, b in pairs if a.published != b.published and a.predicted != b.predicted]
+        right = sum((a.published < b.published) == (a.predicted < b.predicted) for a, b in pairs)
+        yield f"{source}: {len(own)} rows, {own[0]:.2f} to {own[-1]:.2f}; {right} of {len(pairs)} pairs in order."
 
 
 def main() -> None:
@@ -193,27 +240,19 @@ def main() -> None:
     found = []
     for row in rows:
         if not reason_against(row):
-            found.append(predict(row))
+            of = find_planned(row["model"])
+            found.append(predict(row) if of is None else plan(row, *of))
             print(f"{found[-1].model}, {found[-1].gpu}, {found[-1].mesh}: {found[-1].ratio:.2f}", file=sys.stderr)
-    heads = (
-        "source",
-        "model",
-        "GPU",
-        "GPUs: fsdp x tp",
-        "recompute",
-        "tokens/s/GPU",
-        "predicted",
-        "ratio",
-        "GiB",
-        "predicted",
-    )
+    mesh = "GPUs: fsdp x tp, or pp x dp x cp x tp x ep"
+    heads = ("source", "model", "GPU", mesh, "recompute", "tokens/s/GPU", "predicted", "ratio", "GiB", "predicted")
     cells = (
         (r.source, r.model, r.gpu, r.mesh, r.recompute, f"{r.published:,.0f}", f"{r.predicted:,.0f}", f"{r.ratio:.2f}",
          f"{r.published_gib:.1f}" if r.published_gib else "", f"{r.predicted_gib:.1f}")
         for r in found
     )  # fmt: skip
     print(markdown_table(heads, cells))
-    print(*summarize(found), sep="\n")
+    for way, planned in (("captured", False), ("planned", True)):
+        print(f"\n{way}:", *summarize([row for row in found if bool(find_planned(row.model)) is planned]), sep="\n")
     print("left out:", ", ".join(f"{count} rows, {reason}" for reason, count in left_out.most_common()))
 
 

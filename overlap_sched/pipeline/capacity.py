@@ -1,0 +1,190 @@
+"""Which layout trains a model fastest on so many GPUs: pipeline x tensor x context x expert x data parallel.
+
+A loop over the planner of pipelined jobs. Each layout makes a job of one stage per layer
+(:mod:`~overlap_sched.pipeline.dimensions`); schedules are laid out, judged and replayed as those of any job. Of each
+mesh and sharding the fastest micro-batch, recomputation and schedule count.
+
+Nothing is lost by pruning: a layout is left out where all that its ranks do, divided evenly, takes longer than the step
+of its mesh, or than those of as many meshes as are asked for, a schedule where its bound does, or where few
+micro-batches do not fit. Of many micro-batches some are replayed, as each round then takes as long as the one before;
+the layouts of the answer are replayed in full.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache
+from math import inf
+
+import numpy as np
+
+from overlap_sched.errors import PipelineError
+from overlap_sched.pipeline.action import BACKWARDS, ActionKind, parts
+from overlap_sched.pipeline.compare import PlannedPipeline, named, plan_pipeline
+from overlap_sched.pipeline.dimensions import Layout, Mesh, Sharding
+from overlap_sched.pipeline.job import PipelineJob, Route
+from overlap_sched.pipeline.judge import pipeline_bound_us
+from overlap_sched.pipeline.layout import Cut
+from overlap_sched.pipeline.named import NamedSchedule, lay_out_named
+from overlap_sched.pipeline.question import Question
+from overlap_sched.pipeline.replay import PipelineReplay, excess_bytes, replay_pipeline
+
+BINDING = 0.05
+"""Part of a step from which on it binds."""
+
+
+@dataclass(frozen=True)
+class CapacityPlan:
+    """A layout with its best schedule.
+
+    Attributes:
+        tokens_per_s: Of one GPU.
+        mfu: Part of the device's peak that the model's operations are (those of recomputation do not count).
+        losses: Parts by which the step would be shorter without: collectives of ``tp``, ``cp``, ``ep`` or ``dp``,
+            ``memory`` (recomputation), ``bubble``.
+    """
+
+    layout: Layout
+    planned: PlannedPipeline
+    tokens_per_s: float
+    mfu: float
+    losses: dict[str, float]
+
+    @property
+    def binds(self) -> str:
+        """The largest loss; ``compute`` where all are small."""
+        most = max(self.losses, key=lambda what: self.losses[what])
+        return most if self.losses[most] >= BINDING else "compute"
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that a rank holds."""
+        return max(peak.bytes for peak in self.planned.peaks)
+
+
+def plan_capacity(question: Question, tell: Callable[[str], None] = lambda text: None) -> list[CapacityPlan]:
+    """The meshes with the shortest steps that fit, each with its best schedule, the best first.
+
+    Raises:
+        PipelineError: None fits, or there is none at all.
+    """
+    schedules = [replace(one, make=cache(one.make)) for one in map(named, question.schedules)]
+    jobs = {layout: question.job(layout) for layout in question.layouts()}
+    found = dict[tuple[Mesh, Sharding], tuple[float, Layout, NamedSchedule]]()
+    order = sorted(jobs, key=lambda one: (not likely_fits(jobs[one]), least_step_us(jobs[one])))
+    for at, layout in enumerate(order):
+        tell(f"planning {at} of {len(jobs)} layouts")
+        own, steps_us = (layout.mesh, layout.sharding), sorted(us for us, *_ in found.values())
+        worst_us = min(found[own][0] if own in found else inf, *steps_us[question.top - 1 : question.top], inf)
+        best = best_schedule(jobs[layout], schedules, worst_us)
+        if best is not None:
+            found[own] = (best[0], layout, best[1])
+    if not found:
+        raise PipelineError(f"none of {len(jobs)} layouts of {question.gpus} GPUs fits. Give more, or wider ranges.")
+    shortest = sorted(found.values(), key=lambda one: one[0])[: question.top]
+    plans = [measure_layout(question, layout, of) for _, layout, of in shortest]
+    return sorted(plans, key=lambda one: one.planned.replay.step_us)
+
+
+def measure_layout(question: Question, layout: Layout, of: NamedSchedule) -> CapacityPlan:
+    """Return what a layout reaches, whether it fits or not, and where its time goes; raises as :func:`even_cut`."""
+    job, model = question.job(layout), question.decoder
+    planned = plan_pipeline(job, of, even_cut(job, of))
+    without = {what: question.job(layout, what) for what in ("tp", "cp", "ep", "dp") if layout.mesh.along(what)[0] > 1}
+    if layout.recompute != "none":
+        without["memory"] = question.job(layout._replace(recompute="none"))
+    steps_us = {what: estimate_us(replace(one, memory_limit_bytes=None), of) for what, one in without.items()}
+    step_us = estimate_us(replace(job, memory_limit_bytes=None), of)
+    losses = {what: 1 - us / step_us for what, us in steps_us.items()} | {"bubble": planned.replay.bubble}
+    speed = question.global_batch * question.sequence / question.gpus / planned.replay.step_us * 1e6
+    mfu = speed * model.token_flops(question.sequence) / question.on.device.peak_flops_per_s
+    return CapacityPlan(layout, planned, speed, mfu, losses)
+
+
+def best_schedule(job: PipelineJob, of: Sequence[NamedSchedule], worst_us: float) -> tuple[float, NamedSchedule] | None:
+    """The shortest that fits, and its step, if that is below ``worst_us``."""
+    best = None
+    for one in of if job.ranks > 1 else [one for one in of if one.layout.chunks == 1][:1]:
+        with suppress(PipelineError):  # too few layers, or an odd number of ranks
+            step_us = estimate_us(job, one, worst_us)
+            if step_us < worst_us:
+                best, worst_us = (step_us, one), step_us
+    return best
+
+
+def even_cut(job: PipelineJob, of: NamedSchedule) -> Cut:
+    """As many layers to each stage, one more to some in the middle; the embedding to the first, the head to the last.
+
+    Raises:
+        PipelineError: There are too few layers.
+    """
+    count = of.layout.count(job.ranks)
+    size, more = divmod(len(job.stages) - 2, count)
+    if not size:
+        raise PipelineError(f"{job.name}: {len(job.stages) - 2} layers are too few for {count} stages of {of.name}.")
+    first = (count - more) // 2
+    return tuple(size + (first <= k < first + more) + (k == 0) + (k == count - 1) for k in range(count))
+
+
+def estimate_us(job: PipelineJob, of: NamedSchedule, worst_us: float = inf) -> float:
+    """The step of a schedule, in microseconds; infinite: it cannot be below ``worst_us``, or does not fit.
+
+    Raises:
+        PipelineError: The job cannot have it.
+    """
+    if least_step_us(job) >= worst_us:
+        return inf
+    cut, ranks = even_cut(job, of), job.ranks
+    if not of.halves:  # and so a tighter bound
+        whole = (replace(one, input_gradient=None, weight_gradient=None) for one in job.stages)
+        job = replace(job, stages=tuple(whole))
+    placed = of.layout.put(job, cut)
+    few = job.micro_batches if job.micro_batches <= 8 * ranks else 3 * ranks + job.micro_batches % ranks
+    if pipeline_bound_us(placed) >= worst_us or exceeds_limit(placed, in_flight(of, ranks, few)):
+        return inf
+
+    def run(count: int) -> tuple[PipelineJob, PipelineReplay]:
+        shorter = replace(job, routes=(Route(job.routes[0].stages, range(count)),))
+        placed, schedule = lay_out_named(shorter, of, cut)
+        return placed, replay_pipeline(placed, schedule)
+
+    placed, replay = run(few)
+    if any(excess_bytes(placed, replay)):
+        return inf
+    if few == job.micro_batches:
+        return replay.step_us
+    _, longer = run(few + ranks)
+    return replay.step_us + (longer.step_us - replay.step_us) / ranks * (job.micro_batches - few)
+
+
+@cache
+def in_flight(of: NamedSchedule, ranks: int, micro_batches: int) -> list[np.ndarray]:
+    """Per rank, a row for each action: of how many micro-batches each stage has saved activations."""
+    found = []
+    for order in of.make(ranks, micro_batches).orders:
+        begun, ended = np.zeros((2, len(order) + 1, of.layout.count(ranks)), int)
+        for k, item in enumerate(order):
+            for kind, stage, _ in parts(item):
+                begun[k, stage] += kind is ActionKind.FORWARD
+                ended[k + 1, stage] += kind in BACKWARDS
+        found.append((begun - ended).cumsum(0))
+    return found
+
+
+def exceeds_limit(placed: PipelineJob, saved: Sequence[np.ndarray]) -> bool:
+    """Tell whether static bytes and what is saved are more than a rank has."""
+    sizes, limits = [one.saved_bytes for one in placed.stages], placed.memory_limit_bytes or (inf,) * placed.ranks
+    static = [sum(placed.stages[stage].static_bytes for stage in own) for own in placed.stages_of]
+    return any((live @ sizes).max() + of > most for live, of, most in zip(saved, static, limits, strict=True))
+
+
+def least_step_us(job: PipelineJob) -> float:
+    """No schedule with any cut has a shorter step: all that compute streams do, divided evenly."""
+    each = sum(one.forward.time_us + one.whole_us for one in job.stages)
+    return (job.micro_batches * each + sum(one.step.time_us for one in job.stages if one.step)) / job.ranks
+
+
+def likely_fits(job: PipelineJob) -> bool:
+    """Tell whether what 1F1B holds on its first rank, were all stages alike, is within the limit."""
+    held = sum(one.static_bytes + one.saved_bytes * min(job.micro_batches, job.ranks) for one in job.stages)
+    return held <= sum(job.memory_limit_bytes or ())

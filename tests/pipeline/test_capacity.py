@@ -1,0 +1,167 @@
+"""Layouts of a model on so many GPUs: parameters as published, operations by hand, and all layouts tried by force."""
+
+from collections import defaultdict
+from typing import Any
+
+import pytest
+from torch.distributed.pipelining.schedules import _Action, _add_unshard_reshard
+
+from overlap_sched.cost.cluster import read_cluster
+from overlap_sched.errors import PipelineError
+from overlap_sched.pipeline.capacity import estimate_us, even_cut, plan_capacity
+from overlap_sched.pipeline.compare import named, plan_pipeline
+from overlap_sched.pipeline.csv_file import schedule_csv
+from overlap_sched.pipeline.dimensions import LayerPrices, Layout, Mesh, Recompute, Sharding, read_model
+from overlap_sched.pipeline.job import PipelineBlock
+from overlap_sched.pipeline.question import Question
+
+TINY = {"hidden": 2048, "layers": 8, "heads": 16, "ffn": 5632, "vocabulary": 32000}
+
+
+def ask(**given: Any) -> Question:
+    asked = {"gpus": 8, "global_batch": 16, "sequence": 2048, "model": TINY, "micro_batch": (1, 2), **given}
+    return Question(format="overlap-capacity/1", **asked)
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [("llama-3-8b", 8.030), ("llama-3-70b", 70.554), ("llama-3-405b", 405.853), ("llama-2-13b", 13.016),
+     ("mixtral-8x7b", 46.703), ("mixtral-8x22b", 140.63), ("gpt-3-175b", 174.6), ("mt-nlg-530b", 529.6),
+     ("qwen-3-30b", 30.532), ("qwen-3-235b", 235.094), ("gpt-oss-120b", 116.83), ("deepseek-v3", 671.026)],
+)  # fmt: skip
+def test_parameters_as_published(name: str, billions: float) -> None:
+    assert read_model(name, "").parameters / 1e9 == pytest.approx(billions, rel=5e-4)
+
+
+def test_operations_of_a_token() -> None:
+    """6 N D without the embedding, and attention: 12 x layers x hidden x half of the sequence."""
+    model = read_model("llama-3-70b", "")
+    weights = model.parameters - model.vocabulary * model.hidden - (2 * model.layers + 1) * model.hidden
+    assert model.token_flops(8192) == 6 * weights + 12 * model.layers * model.hidden * 4096
+
+
+def prices(
+    mesh: Mesh, recompute: Recompute = "none", sharding: Sharding = "zero1", model: dict[str, Any] = TINY
+) -> LayerPrices:
+    return LayerPrices(read_model(model, ""), read_cluster("dgx-h100"), Layout(mesh, 1, recompute, sharding), 2048)
+
+
+@pytest.mark.parametrize("name", ["llama-3-8b", "mixtral-8x7b", "deepseek-v3", "gpt-oss-120b"])
+def test_ranks_multiply_what_a_token_meets(name: str) -> None:
+    """Two operations for each weight and token, whoever has which part of both."""
+    model, mesh = read_model(name, ""), Mesh(dp=4, cp=2, tp=4, ep=8)
+    of = LayerPrices(model, read_cluster("dgx-h100"), Layout(mesh, 2, "none", "zero1"), 4096)
+    for routed, _ in set(model.kinds):
+        shapes = [of.placed(one)[1] for one in model.matmuls(routed)]
+        own, experts = model.layer_parameters(routed)
+        met = own - 2 * model.hidden + experts * model.top_k / max(model.experts, 1)
+        assert sum(m * n * k * batch for m, n, k, batch in shapes) * mesh.tp == pytest.approx(met * of.tokens)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved:2", "zb-h1", "zbv"])
+def test_torch_gathers_a_stage_once_as_zero1_does(schedule: str) -> None:
+    job = ask().job(Layout(Mesh(pp=4, dp=2), 1, "none", "fsdp"))
+    one = plan_pipeline(job, named(schedule), even_cut(job, named(schedule)))
+    for row in schedule_csv(one.job, one.schedule, one.replay, "compute_only").splitlines():
+        actions = list(map(str, _add_unshard_reshard([_Action.from_str(cell) for cell in row.split(",")])))
+        stages = {cell[: cell.index("F")] for cell in row.split(",") if "F" in cell}
+        for what in ("UNSHARD", "RESHARD"):
+            assert sorted(a for a in actions if a[1:] == what) == sorted(stage + what for stage in stages)
+
+
+def test_what_ranks_divide() -> None:
+    """Parameters, gradients and states of all ranks of a mesh add up to those of the model."""
+    routed = prices(Mesh(dp=4, ep=2), "none", "fsdp", TINY | {"experts": 8, "top_k": 2})
+    assert sum(one.static_bytes for one in routed.stages()) * 4 == pytest.approx(16 * routed.model.parameters, rel=1e-4)
+    whole = read_model(TINY, "").parameters
+    for mesh in (Mesh(), Mesh(dp=8), Mesh(dp=2, cp=2, tp=2)):
+        held = sum(stage.static_bytes for stage in prices(mesh, "none", "fsdp").stages())
+        norms = 2 * 8 * 2048 * 16  # norms are on every tensor-parallel rank, but divided here
+        assert held * mesh.dp * mesh.cp * mesh.tp == pytest.approx(16 * whole, abs=norms + 16 * 2048)
+        kept = sum(stage.static_bytes for stage in prices(mesh).stages()) * mesh.tp
+        assert kept == pytest.approx((6 + 12 / mesh.dp / mesh.cp) * whole, rel=1e-4)
+
+
+def test_collectives_of_replicas_beside_compute() -> None:
+    """FSDP's gathers and reductions of each micro-batch, those of the optimizer once; what compute hides slows it."""
+    of, once, slower = prices(Mesh(dp=8), "none", "fsdp"), prices(Mesh(dp=8)), 1 - 1 / 1.189
+    gather_us, reduce_us = of.collective_us("all_gather", 2e8, "dp"), of.collective_us("reduce_scatter", 4e8, "dp")
+    for us in (10.0, 1e6):
+        stage, other = (one.stage([us] * 3, [0.0] * 3, [0, 0, 0], 10**8) for one in (of, once))
+        out_us, in_us = of.fused_us(2e8 + 3e8 / 8), of.fused_us(3e8)
+        moves = (
+            (stage.forward, us + out_us, gather_us),
+            (stage.backward, 2 * us + out_us + in_us, gather_us + reduce_us),
+        )
+        for block, own_us, moved_us in moves:
+            assert block.time_us == pytest.approx(max(moved_us, own_us + moved_us * slower))
+        assert (stage.forward.transient_bytes, stage.backward.transient_bytes) == (4 * 10**8, 10**9)
+        assert other.reduce == PipelineBlock(max(reduce_us - 2 * us, 0.0))
+
+
+def test_recomputation_trades_time_for_memory() -> None:
+    none, selective, full = (
+        prices(Mesh(tp=2), of).layer(routed=False, windowed=False) for of in ("none", "selective", "full")
+    )
+    assert none.saved_bytes > selective.saved_bytes > full.saved_bytes == 2 * 1024 * 2048
+    assert none.backward.time_us < selective.backward.time_us < full.backward.time_us
+    assert full.backward.time_us == pytest.approx(none.backward.time_us + none.forward.time_us)
+    # of each token, in 16 bits: inputs of matmuls and norms, query, key, value, gate and up
+    assert none.saved_bytes == 2 * 1024 * (8 * 2048 + 3 * 5632)
+
+
+def test_bubble_of_1f1b_in_closed_form() -> None:
+    """Stages alike, links free: (p - 1) / (m + p - 1)."""
+    job = ask(model=TINY | {"vocabulary": 16}).job(Layout(Mesh(pp=4, dp=2), 1, "none", "zero1"))
+    planned = plan_pipeline(job, named("1f1b"), even_cut(job, named("1f1b")))
+    assert planned.replay.bubble == pytest.approx(3 / (8 + 3), abs=0.02)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved:2", "zb-h1", "zbv"])
+def test_rounds_repeat(schedule: str) -> None:
+    """A step that is estimated from few micro-batches is that of all."""
+    job = ask(global_batch=98).job(Layout(Mesh(pp=4, dp=2), 1, "none", "zero1"))
+    planned = plan_pipeline(job, named(schedule), even_cut(job, named(schedule)))
+    assert job.micro_batches == 49
+    assert estimate_us(job, named(schedule)) == pytest.approx(planned.replay.step_us, rel=2e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("limit", [80 * 10**9, 8 * 10**9, 0])
+@pytest.mark.parametrize("experts", [0, 8])
+def test_pruning_loses_nothing(limit: int, experts: int) -> None:
+    model = TINY | ({"experts": experts, "top_k": 2, "ffn": 1408} if experts else {})
+    asked = {"model": model, "pp": (1, 2, 4), "top": 5, "schedules": ("1f1b", "interleaved:2", "zbv")}
+    limit = limit or plan_capacity(ask(**asked))[0].peak_bytes - 1  # what the best lacks is not only what it saves
+    question = ask(**asked, memory_limit=limit)
+    steps = defaultdict[object, list[float]](list)
+    for layout in question.layouts():
+        job = question.job(layout)
+        for name in question.schedules if job.ranks > 1 else ("1f1b",):
+            planned = plan_pipeline(job, named(name), even_cut(job, named(name)))
+            steps[layout.mesh, layout.sharding] += [] if planned.shortage else [planned.replay.step_us]
+    found = plan_capacity(question)
+    assert [one.planned.replay.step_us for one in found] == sorted(min(own) for own in steps.values() if own)[:5]
+    assert all(one.peak_bytes <= limit for one in found)
+
+
+def test_what_binds() -> None:
+    (slow,) = plan_capacity(ask(pp=(1,), tp=(8,), micro_batch=(1,), recompute=("none",)))
+    assert slow.binds == "tp"
+    one = {"micro_batch": (1,), "recompute": ("none",), "sharding": ("zero1",)}
+    (bubbles,) = plan_capacity(ask(gpus=4, global_batch=4, pp=(4,), tp=(1,), **one))
+    assert bubbles.binds == "bubble"
+    plans = plan_capacity(ask(pp=(1,), tp=(1,), cp=(1,), recompute=("full",), micro_batch=(2,)))
+    plans += plan_capacity(ask(pp=(1,), tp=(1,), cp=(1,), **one))
+    assert [plan.binds for plan in plans] == ["memory", "memory", "compute"]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [({"model": "llama-3-70"}, "no model is named 'llama-3-70'"),
+     ({"memory_limit": 10**6}, "none of .* layouts of 8 GPUs fits"),
+     ({"gpus": 7, "tp": (3,)}, "none of 0 layouts"), ({"model": TINY | {"experts": 4}}, "top_k is at most experts")],
+)  # fmt: skip
+def test_errors(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(PipelineError, match=said):
+        plan_capacity(ask(**given))

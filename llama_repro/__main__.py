@@ -20,7 +20,7 @@ from llama_repro.harness.picture import draw
 from llama_repro.harness.record import provenance, write_record
 from llama_repro.harness.table import data_of, table_of
 from overlap_sched.errors import MissingExtraError
-from overlap_sched.report.progress import progress
+from overlap_sched.report.terminal import progress
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -23,7 +23,7 @@ from llama_repro.bench.ablation import Run, ablated, table
 from llama_repro.harness.console import guarded
 from overlap_sched.problem import Problem
 from overlap_sched.problem.file import read_problem
-from overlap_sched.report.progress import progress
+from overlap_sched.report.terminal import progress
 from overlap_sched.scheduler.driver import ALL
 from tests.support.layers import unlike
 

@@ -35,7 +35,7 @@ from llama_repro.harness.record import provenance, write_record
 from overlap_sched.options import Options
 from overlap_sched.problem import Problem
 from overlap_sched.report.files import write_file
-from overlap_sched.report.progress import progress
+from overlap_sched.report.terminal import progress
 
 TORCH_NODES = 12_000
 """torch's pass runs on graphs of at most so many nodes; with ``--full`` four times as many."""

@@ -20,8 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the solvers belo
 from rich.console import Console
 from rich.table import Table
 
-from overlap_sched.report.progress import progress
-from overlap_sched.report.table import captioned_table
+from overlap_sched.report.terminal import captioned_table, progress
 from tests.support.small_graphs import FAMILIES, GOLDEN, SEEDS, Row, measure, small_graph, summary, write_golden
 
 

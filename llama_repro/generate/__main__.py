@@ -17,7 +17,7 @@ from llama_repro.generate.models import MODELS, parse_mesh
 from llama_repro.harness.console import guarded
 from overlap_sched.errors import OutputError
 from overlap_sched.problem.file import write_problem
-from overlap_sched.report.progress import progress
+from overlap_sched.report.terminal import progress
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

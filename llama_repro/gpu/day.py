@@ -35,8 +35,7 @@ from overlap_sched.judge.validate import peak_memory
 from overlap_sched.options import Options
 from overlap_sched.problem import Order
 from overlap_sched.report.files import check_writable
-from overlap_sched.report.progress import progress
-from overlap_sched.report.table import captioned_table
+from overlap_sched.report.terminal import captioned_table, progress
 from overlap_sched.report.units import change, duration, size
 from overlap_sched.scheduler.driver import schedule
 

@@ -7,7 +7,7 @@ from rich.table import Table
 
 from llama_repro.harness.measure import Entry, Measured
 from overlap_sched.problem import MemoryModel
-from overlap_sched.report.table import captioned_table
+from overlap_sched.report.terminal import captioned_table
 from overlap_sched.report.units import change, duration, size
 
 PUBLISHED_GB = {

@@ -20,7 +20,7 @@ from llama_repro import ROOT
 from llama_repro.harness.console import wide_console
 from llama_repro.training.outcome import total_us
 from llama_repro.training.schedulers import SCHEDULERS, Scheduler
-from overlap_sched.report.progress import progress
+from overlap_sched.report.terminal import progress
 
 _TRAIN = ROOT / "scripts" / "train.py"
 _EACH = {

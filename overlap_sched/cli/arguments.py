@@ -20,7 +20,6 @@ from overlap_sched.problem.sizes import parse_size, size_bytes
 _MAX_RANKS = 2**31 - 1
 LEFT = "left"
 """As a headroom: what memory limits leave."""
-_GROUP = "NAME=SIZE or NAME=RANK,RANK,..."
 _SIZE = "a size with a unit: 64GiB"
 
 
@@ -100,6 +99,14 @@ def _sizes(text: str) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Figures:
+    """Figures."""
+
+    json: bool = False
+    """print the figures as one JSON object (`overlap-sched schema COMMAND`; of explain --costs: `schema costs`)"""
+
+
+@dataclass(frozen=True, kw_only=True)
 class InputLimits:
     """Limits of the input."""
 
@@ -140,7 +147,7 @@ class Input(InputLimits):
     memory_model: MemoryModel | None = None
     """how memory is counted: as NCCL and torch's allocator hold it (runtime, the default), or as torch's MemoryTracker
     counts it; a problem file names its own, and asking for the other is an error"""
-    group: Annotated[tuple[tuple[str, int | tuple[int, ...] | str], ...], Flag(_group, _GROUP)] = ()
+    group: Annotated[tuple[tuple[str, int | tuple[int, ...] | str], ...], Flag(_group, "NAME=SIZE or NAME=RANKS")] = ()
     """NAME=SIZE: of a dump, the number of ranks of a process group, its ranks (NAME=0,8,16,24), or the dimension of the
     mesh that it is (NAME=tp, or neighbours: NAME=fsdp+tp); can be repeated"""
     size: Annotated[tuple[tuple[str, int], ...], Flag(_named_size, "NAME=N")] = ()
@@ -206,7 +213,7 @@ class Rewriting(Input):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanCommand(Rewriting):
+class PlanCommand(Rewriting, Figures):
     """Find an order."""
 
     out: Annotated[str | None, Flag(file="out")] = None
@@ -215,12 +222,10 @@ class PlanCommand(Rewriting):
     """OUT.png: draw memory and streams, before and after (.png, .svg, .pdf)"""
     trace: Annotated[str | None, Flag(file="out")] = None
     """OUT.json: write a trace for ui.perfetto.dev or chrome://tracing"""
-    json: bool = False
-    """print the figures as one JSON object (`overlap-sched schema plan`)"""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExplainCommand(Rewriting):
+class ExplainCommand(Rewriting, Figures):
     """Say why the step is exposed."""
 
     collective: Annotated[str | None, Flag(positional=True)] = None
@@ -234,8 +239,6 @@ class ExplainCommand(Rewriting):
     costs: Annotated[bool, Flag(group="instead")] = False
     """list instead what every node costs, the longest first: its time, where that comes from, what bounds it; --top and
     --all count nodes"""
-    json: bool = False
-    """print the same as one JSON object (`overlap-sched schema explain`, with --costs: `schema costs`)"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -262,7 +265,7 @@ class ReportCommand(Rewriting):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepCommand(Input):
+class SweepCommand(Input, Figures):
     """Schedule for many settings."""
 
     options: Annotated[Options, SCHEDULING]
@@ -272,12 +275,10 @@ class SweepCommand(Input):
     (0.25..4); noise: errors of the durations, for which each order is replayed (0..30%)"""
     plot: Annotated[str | None, Flag(file="out")] = None
     """OUT.png: draw the step over what is varied first (.png, .svg, .pdf)"""
-    json: bool = False
-    """print the figures as one JSON object (`overlap-sched schema sweep`)"""
 
 
 @dataclass(frozen=True, kw_only=True)
-class MemoryCommand(Input):
+class MemoryCommand(Input, Figures):
     """Find the lowest peak."""
 
     effort: Annotated[int, Flag(lambda text: whole_number(text, 0, 30), "a whole number, 0 to 30")] = 2
@@ -301,8 +302,6 @@ class MemoryCommand(Input):
     """ORDER.json: write the order found as a JSON list of node names"""
     plot: Annotated[str | None, Flag(file="out")] = None
     """OUT.png: draw memory over the steps, before and after (.png, .svg, .pdf)"""
-    json: bool = False
-    """print the figures as one JSON object (`overlap-sched schema memory`)"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -315,7 +314,7 @@ class MemoryCommand(Input):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FitCommand(Input):
+class FitCommand(Input, Figures):
     """Fit a step into less memory."""
 
     backward: Annotated[str | None, Flag(positional=True, file="in")] = None
@@ -341,8 +340,6 @@ class FitCommand(Input):
     """ORDER.json: write the order found, of the rewritten graph, as a list of node names"""
     strict: bool = False
     """fail rather than keep the graph as it is when the search fails"""
-    json: bool = False
-    """print the figures as one JSON object (`overlap-sched schema fit`)"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -371,7 +368,7 @@ class CalibrateCommand:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PipelineCommand(InputLimits):
+class PipelineCommand(InputLimits, Figures):
     """Compare schedules."""
 
     job: Annotated[str, Flag(positional=True, file="in")]
@@ -401,8 +398,6 @@ class PipelineCommand(InputLimits):
     that torch 2.15 asks for"""
     html: Annotated[str | None, Flag(file="out")] = None
     """OUT.html: write one HTML file with a picture of each schedule: ranks by time, and memory"""
-    json: bool = False
-    """print the figures as one JSON object (`overlap-sched schema pipeline`)"""
 
     def __post_init__(self) -> None:
         near = f" Did you mean --schedules {self.schedule}, which compares?" if self.schedule else ""
@@ -416,7 +411,7 @@ class PipelineCommand(InputLimits):
 
 
 @dataclass(frozen=True)
-class CapacityCommand:
+class CapacityCommand(Figures):
     """Find layouts."""
 
     question: Annotated[str, Flag(positional=True, file="in")]
@@ -425,8 +420,6 @@ class CapacityCommand:
     """OUT.csv: write the schedule of the best as torch.distributed.pipelining reads it (_load_csv)"""
     html: Annotated[str | None, Flag(file="out")] = None
     """OUT.html: write one HTML file with a picture of the best: ranks by time, and memory"""
-    json: bool = False
-    """print the figures as one JSON object (`overlap-sched schema capacity`)"""
     given: str = ""
 
 

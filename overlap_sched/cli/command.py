@@ -122,8 +122,7 @@ def _run(name: str, arguments: Sequence[str]) -> int:
     asked = parse(_arguments_of(name), name, COMMANDS[name], arguments)
     check_files(asked)
     run = getattr(import_module(f"overlap_sched.cli.{_MODULES.get(name, name)}"), f"run_{name}")
-    from overlap_sched.report.progress import progress
-    from overlap_sched.report.table import shown
+    from overlap_sched.report.terminal import progress, shown
 
     first_rank = os.environ.get("RANK", "0") == "0"  # the one that speaks, of `calibrate` under torchrun
     with progress() if first_rank else nullcontext(lambda text: None) as tell:

@@ -129,12 +129,8 @@ class Parser(argparse.ArgumentParser):
 
 def in_flags(text: str) -> str:
     """Return what :class:`~overlap_sched.options.Options` says of its fields, as of flags."""
-    for field in Options.__dataclass_fields__:
-        flag = f"--{field.replace('_', '-')}"
-        text = re.sub(rf"\b{field} (is|of) ", rf"{flag} \1 ", text)
-        text = re.sub(rf"\b{field}=\(\)", f"no {flag}", text)
-        text = re.sub(rf"\b{field}='([\w-]+)'", rf"{flag} \1", text)
-    return text
+    known = "|".join(Options.__dataclass_fields__)
+    return re.sub(rf"(?<![-\w])({known})(?= is | of |=')", lambda found: f"--{found[1].replace('_', '-')}", text)
 
 
 class _Field(NamedTuple):
@@ -189,8 +185,8 @@ def parse(command: type[Command], name: str, summary: str, arguments: Sequence[s
     read["given"] = shlex.join(("overlap-sched", name, *arguments))
     known = {field.name for field in fields(command)}  # type: ignore[arg-type]
     if "options" in known:
+        given = Options.__dataclass_fields__.keys() - known
         try:
-            given = Options.__dataclass_fields__.keys() - known
             read["options"] = Options(**{name: value for name, value in read.items() if name in given})
         except OptionsError as error:
             raise OptionsError(in_flags(str(error))) from None

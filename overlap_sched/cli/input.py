@@ -24,7 +24,7 @@ from overlap_sched.problem import Problem
 from overlap_sched.problem.file import problem_bytes, read_problem, redact_problem
 from overlap_sched.problem.pins import BINDS_NOTHING, binds_nothing, pinned
 from overlap_sched.report.files import write_file
-from overlap_sched.report.table import shown
+from overlap_sched.report.terminal import shown
 from overlap_sched.report.units import complain
 from overlap_sched.report.words.graph import profile_notes, profile_table
 from overlap_sched.scheduler.driver import no_collection

@@ -25,7 +25,7 @@ from overlap_sched.report import answers
 from overlap_sched.report.files import write_file, write_order
 from overlap_sched.report.page import Extras, extras_of_fit, write_page
 from overlap_sched.report.pictures import plot_memory, plot_schedule
-from overlap_sched.report.table import align_rows, captioned_table
+from overlap_sched.report.terminal import align_rows, captioned_table
 from overlap_sched.report.trace import write_trace
 from overlap_sched.report.units import complain, count, duration, printable, size
 from overlap_sched.report.words import schedule as words
@@ -119,8 +119,8 @@ def run_explain(command: arguments.ExplainCommand, tell: Tell) -> Printed:
         return (peak_text(peak), *words.figures_text(reserved)), code
     if command.json:
         return answers.as_json(answers.explain_answer(result, command.collective, top)), code
-    told: tuple[str, ...] = (words.explanation(result, command.collective, top),)
-    return (told if made is None else (*told, rewrites_text(made))), code
+    told = words.explanation(result, command.collective, top)
+    return (told,) if made is None else (told, rewrites_text(made)), code
 
 
 def _costs_text(found: answers.CostsAnswer) -> str:

@@ -26,7 +26,7 @@ from overlap_sched.problem import Order, Problem
 from overlap_sched.problem.sizes import parse_size
 from overlap_sched.report.answers import SweepAnswer, SweepPoint, SweptOrder, as_json
 from overlap_sched.report.colours import AFTER, BEFORE, LIMIT
-from overlap_sched.report.table import captioned_table
+from overlap_sched.report.terminal import captioned_table
 from overlap_sched.report.units import duration, from_to, memory_unit, printable, size, time_unit
 from overlap_sched.report.words.schedule import gain_of, gain_text, gap_percent, with_contention_line
 from overlap_sched.scheduler.driver import Schedule, figures_of, promise_of, schedule
@@ -34,7 +34,6 @@ from overlap_sched.scheduler.task import SAME_STEP
 from overlap_sched.simulate.clock import StepTimes
 
 MEMORY = ("headroom", "memory_limit")
-AXES = (*MEMORY, *MACHINE, "noise")
 MAX_POINTS = 256
 DRAWS = 100
 NONE = (None, None)
@@ -49,7 +48,7 @@ def _read_vary(texts: Sequence[str], peak_bytes: int) -> dict[str, tuple[float, 
             return parse_size(f"--vary {name}", text, peak_bytes, "a size with a unit (2GiB) or percent (5%)")
         return float(text.removesuffix("%")) / 100 if name == "noise" and text.endswith("%") else float(text)
 
-    vary = read_axes(texts, AXES, _EXAMPLE, MAX_POINTS, read, ("headroom", "noise"))
+    vary = read_axes(texts, (*MEMORY, *MACHINE, "noise"), _EXAMPLE, MAX_POINTS, read, ("headroom", "noise"))
     whole = {name: tuple(dict.fromkeys(float(int(value)) for value in vary[name])) for name in MEMORY if name in vary}
     vary |= whole  # halves of a size may be no whole bytes
     if max(vary.get("noise", (0,))) > 1:
@@ -96,7 +95,7 @@ def sweep(
 
     Args:
         priced: The problem at the speeds of a combination.
-        vary: Per name of :data:`AXES` its values.
+        vary: Per name of those that ``--vary`` takes its values.
         options: What else is asked for.
         tell: Hears what is being done.
     """
@@ -115,7 +114,9 @@ def sweep(
         varied = dict(zip(vary, values, strict=True))
         made, noise = found[tuple(varied[name] for name in scheduled)], varied.get("noise")
         before, after = (
-            SweptOrder(of.step_us, of.exposed_us, of.peak_bytes, *noisy.get((id(made.problem), order, noise), NONE))
+            SweptOrder(
+                of.step_us, of.exposed_us, of.peak_bytes, *noisy.get((id(made.problem), order, noise), (None, None))
+            )
             for of, order in ((made.original, made.problem.original_order), (made.scheduled, made.order))
         )
         bound_us, given = made.lower_bound_us, {name: int(at) if at == int(at) else at for name, at in varied.items()}

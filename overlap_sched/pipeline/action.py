@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import NamedTuple, TypeAlias
 
 
@@ -78,24 +79,8 @@ def parts(item: Item) -> tuple[Action, ...]:
     return (item.forward, item.backward) if isinstance(item, Pair) else (item,)
 
 
-def forward(stage: int, micro_batch: int) -> Action:
-    """``F``."""
-    return Action(ActionKind.FORWARD, stage, micro_batch)
-
-
-def backward(stage: int, micro_batch: int) -> Action:
-    """``B``."""
-    return Action(ActionKind.BACKWARD, stage, micro_batch)
-
-
-def input_gradient(stage: int, micro_batch: int) -> Action:
-    """``I``."""
-    return Action(ActionKind.INPUT_GRADIENT, stage, micro_batch)
-
-
-def weight_gradient(stage: int, micro_batch: int) -> Action:
-    """``W``."""
-    return Action(ActionKind.WEIGHT_GRADIENT, stage, micro_batch)
+forward, backward, input_gradient, weight_gradient = (partial(Action, kind) for kind in COMPUTE)
+"""Of a stage and a micro-batch: ``F``, ``B``, ``I`` and ``W``."""
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,7 @@ class LayoutSearch:
 
     @property
     def step_us(self) -> float:
-        """Of the shortest."""
+        """The step of the shortest; infinite: none was made."""
         return self.made[0].step_us if self.made else inf
 
     def _add(self, schedule: PipelineSchedule, made_from: str) -> None:

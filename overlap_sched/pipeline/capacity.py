@@ -80,10 +80,7 @@ def plan_capacity(question: Question, tell: Callable[[str], None] = lambda text:
         if best is not None:
             found[own] = (best[0], layout, best[1])
     if not found:
-        raise PipelineError(
-            f"none of {len(jobs)} layouts of {question.gpus} GPUs fits. Give more GPUs, or wider ranges of pp, tp, cp, "
-            "ep, micro_batch and recompute."
-        )
+        raise PipelineError(f"none of {len(jobs)} layouts of {question.gpus} GPUs fits. Give more, or wider ranges.")
     shortest = sorted(found.values(), key=lambda one: one[0])[: question.top]
     plans = [measure_layout(question, layout, of) for _, layout, of in shortest]
     return sorted(plans, key=lambda one: one.planned.replay.step_us)

@@ -26,6 +26,8 @@ What data parallelism adds, by ``sharding``:
 ``fsdp``
     All is divided. Each micro-batch gathers each layer for forward and again for backward, one layer ahead, and reduces
     its gradients behind: compute waits for what is longer than a layer, and is slower beside it, as the cluster says.
+    Shards are cast to 16 bits before they are gathered, parameters copied out of what was gathered, gradients cast to
+    32 bits into what is reduced (torch, ``_fsdp_collectives.py``).
 """
 
 from dataclasses import dataclass, replace
@@ -50,6 +52,7 @@ STATES = {"zero1": (6, 12), "fsdp": (0, 16)}
 bits and two moments, and with FSDP the gradient."""
 GATHERED, REDUCED, UPDATED = 2, 4, 30
 """Bytes of a parameter that are gathered, reduced, and read and written by AdamW."""
+Times = list[float]
 FUSED = "add+mul"
 """A pointwise kernel of a compiler."""
 
@@ -123,7 +126,7 @@ class ModelDimensions(Table):
             found = [Matmul("none", h, self.query_rank + self.kv_rank + self.rope, True)]
             found += [Matmul("columns", self.query_rank or h, wide + self.heads * self.rope)]
             found += [Matmul("columns", self.kv_rank, 2 * wide)]
-        found += [Matmul("rows", wide, h)]
+        found.append(Matmul("rows", wide, h))
         if (ffn := self.shared_experts * self.ffn if routed else self.dense_ffn or self.ffn) > 0:
             found += [Matmul("columns", h, (1 + self.gated) * ffn, True), Matmul("rows", ffn, h, True)]
         if routed:
@@ -148,9 +151,8 @@ class ModelDimensions(Table):
         """Operations of forward and backward for one token: 6 for each weight that it meets, and causal attention."""
         found = 6.0 * self.vocabulary * self.hidden
         for routed, windowed in self.kinds:
-            own, experts = self.layer_parameters(routed)
             met = min(sequence / 2, self.window) if windowed else sequence / 2
-            found += 6 * (own - 2 * self.hidden + experts * self.top_k / max(self.experts, 1))
+            found += sum(6 * n * k * self.top_k ** (of == "experts") for of, k, n, _ in self.matmuls(routed))
             found += 6 * met * self.heads * (2 * self.size + self.rope)
         return found
 
@@ -229,24 +231,22 @@ class LayerPrices:
         return self.layout.micro_batch * self.sequence // self.layout.mesh.cp
 
     def collective_us(self, op: str, nbytes: float, among: str) -> float:
-        """Microseconds of a collective; 0 in a group of one."""
+        """Microseconds of a collective; 0 in a group of one, or of no bytes."""
         size, stride = self.layout.mesh.along(among)
-        if size == 1 or among == self.free:
+        if size == 1 or not nbytes or among == self.free:
             return 0.0
         nodes = len({k * stride // self.cluster.ranks_per_node for k in range(size)})
         work = Collective(op, round(nbytes), Group(size, nodes == 1, nodes if nodes > 1 else 0))
         return model_of(self.cluster).collective_us(work)
 
-    def compute_us(
-        self, op: str, flops: float, elements: float, shape: Shape = NO_SHAPE, kind: Kind | None = None
-    ) -> float:
+    def kernel_us(self, op: str, flops: float, size: float, shape: Shape = NO_SHAPE, kind: Kind | None = None) -> float:
         """Microseconds of a kernel that reads and writes so many elements of 2 bytes."""
-        work = Compute(f"aten.{op}.default", round(flops), round(2 * elements), kind, shape)
+        work = Compute(f"aten.{op}.default", round(flops), round(2 * size), kind, shape)
         return model_of(self.cluster).compute_us(work)
 
     def fused_us(self, elements: float) -> float:
         """Microseconds of pointwise work."""
-        return self.compute_us(FUSED, 0, elements)
+        return self.kernel_us(FUSED, 0, elements)
 
     def matmul_us(self, m: int, n: int, k: int, batch: int = 1) -> list[float]:
         """Microseconds of one or of many matmuls of a shape, and of both in backward, which adds to weights' gradients.
@@ -256,7 +256,7 @@ class LayerPrices:
         elements, op = batch * (m * k + k * n + m * n), "bmm" if batch > 1 else "mm"
         added = batch * k * n * (REDUCED - 1) * (self.layout.sharding == "zero1")
         shapes = ((batch, m, n, k), 0), ((batch, m, k, n), 0), ((batch, k, n, m), added)
-        return [self.compute_us(op, 2 * batch * m * n * k, elements + more, shape) for shape, more in shapes]
+        return [self.kernel_us(op, 2 * batch * m * n * k, elements + more, shape) for shape, more in shapes]
 
     def attention_us(self, windowed: bool) -> tuple[float, float]:
         """Microseconds of a layer's attention, forward and backward (5 matmuls for 2)."""
@@ -267,8 +267,8 @@ class LayerPrices:
         shape = (micro_batch * heads, rows, keys, model.size)
         flops = 2 * micro_batch * heads * rows * keys * (2 * model.size + model.rope)
         elements = self.tokens * model.size * 2 * (heads + model.kv // mesh.tp)
-        back_us = self.compute_us(f"{op}_backward", 2.5 * flops, 2 * elements, shape, kind)
-        return self.compute_us(op, flops, elements, shape, kind), back_us
+        back_us = self.kernel_us(f"{op}_backward", 2.5 * flops, 2 * elements, shape, kind)
+        return self.kernel_us(op, flops, elements, shape, kind), back_us
 
     def placed(self, one: Matmul) -> tuple[int, tuple[int, int, int, int]]:
         """Rows of its input that a rank has, divided evenly, and the rows, n, k and batch that the rank multiplies."""
@@ -307,7 +307,7 @@ class LayerPrices:
             work[1] += self.fused_us(again)
             saved, temporary = saved - remade, temporary + remade
         held, of_experts = model.layer_parameters(routed)
-        return self.stage(work, waits, (saved, inputs + gradients, temporary), held // tp, of_experts // ep)
+        return self.stage(work, waits, [saved, inputs + gradients, temporary], held // tp, of_experts // ep)
 
     def _waits(self, routed: bool) -> list[float]:
         """Microseconds of F, I and W for collectives of tensor and expert parallelism."""
@@ -328,16 +328,14 @@ class LayerPrices:
         (pp, _, _, tp, _), hidden = self.layout.mesh, self.model.hidden
         own, columns = self.tokens // tp * hidden, self.model.vocabulary // tp
         us, passes_us = self.fused_us(2 * own), self.collective_us("all_gather", 2 * own * tp, "tp")
-        embedding = self.stage([us, 0.0, us], [passes_us, 0.0, passes_us], (0, 0, own), columns * hidden)
+        embedding = self.stage([us, 0.0, us], [passes_us, 0.0, passes_us], [0, 0, own], columns * hidden)
         logits, work = self.tokens * columns, self.matmul_us(self.tokens, columns, hidden)
         loss_us, kept = self.fused_us(5 * logits + 3 * own), 2 * (logits + own)
         held = 0 if self.model.tied and pp == 1 else columns * hidden
         work = [work[0] + loss_us, work[1] + loss_us, work[2]]
-        return embedding, self.stage(work, [passes_us, passes_us, 0.0], (kept, kept, 3 * logits), held)
+        return embedding, self.stage(work, [passes_us, passes_us, 0.0], [kept, kept, 3 * logits], held)
 
-    def stage(
-        self, work: list[float], waits: list[float], sizes: tuple[int, int, int], own: int, experts: int = 0
-    ) -> PipelineStage:
+    def stage(self, work: Times, waits: Times, sizes: list[int], own: int, experts: int = 0) -> PipelineStage:
         """Make a stage, with what data parallelism adds.
 
         Args:
@@ -353,6 +351,9 @@ class LayerPrices:
             for op, size in (("all_gather", GATHERED), ("reduce_scatter", REDUCED))
         )
         divided = sum(count / mesh.along(among)[0] for among, count in counts.items())
+        if sharding == "fsdp" and self.free != "dp":
+            copied = (*[2 * (own + experts) + 3 * divided] * 2, 3 * (own + experts))
+            work = [us + self.fused_us(more) for us, more in zip(work, copied, strict=True)]
         ahead_us, back_us = work[0] + waits[0], sum(work[1:]) + sum(waits[1:])
         sharded, slowed = sharding == "fsdp", 1 - 1 / self.cluster.contention.slowdown.get("any", 1.0)
         moves_us = (gather_us, ahead_us), (gather_us + reduce_us, back_us), (0.0, 0.0)
@@ -370,7 +371,7 @@ class LayerPrices:
         return PipelineStage(
             *(ahead, whole, back, weights, 2 * sizes[0], 2 * sizes[1], round(static)),
             reduce=None if sharded else PipelineBlock(max(reduce_us - back_us, 0.0)),
-            step=PipelineBlock(self.compute_us("_fused_adamw_", 0, UPDATED / 2 * divided) + once_us),
+            step=PipelineBlock(self.kernel_us("_fused_adamw_", 0, UPDATED / 2 * divided) + once_us),
         )
 
     def stages(self) -> tuple[PipelineStage, ...]:

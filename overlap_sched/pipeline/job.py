@@ -96,8 +96,8 @@ class PipelineStage:
     @property
     def numbers(self) -> list[float]:
         """All times and sizes."""
-        blocks = [block for kind in ActionKind if (block := self.block(kind)) is not None]
-        each = [(one.time_us, one.transient_bytes, one.output_bytes, one.buffer_bytes) for one in blocks]
+        blocks = filter(None, map(self.block, ActionKind))
+        each = ((one.time_us, one.transient_bytes, one.output_bytes, one.buffer_bytes) for one in blocks)
         return [self.saved_bytes, self.kept_bytes, self.static_bytes, *chain.from_iterable(each)]
 
     @property
@@ -118,9 +118,8 @@ class PipelineStage:
     @property
     def whole_us(self) -> float:
         """The least time of its whole backward."""
-        if self.input_gradient is None or self.weight_gradient is None:
-            return self.backward.time_us
-        return min(self.backward.time_us, self.input_gradient.time_us + self.weight_gradient.time_us)
+        i, w = self.input_gradient, self.weight_gradient
+        return min(self.backward.time_us, i.time_us + w.time_us) if i and w else self.backward.time_us
 
     def recomputing(
         self, received_bytes: int, time_us: float | None = None, saved_bytes: int | None = None

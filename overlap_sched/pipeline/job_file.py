@@ -3,7 +3,7 @@
 Files are not trusted: every key, type, unit and range is checked, and an error says what, where and what to write.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
@@ -94,6 +94,7 @@ class _JobTable(Table):
 
 MAX_ACTIONS = 1_000_000
 """Of a job: three per stage and micro-batch."""
+_Source = Callable[[str], GraphSource]
 SHOWN = 16
 """Of more stages of a model, not all are named."""
 
@@ -135,7 +136,13 @@ def parse_job(
 ) -> PipelineJob:
     """The job in a text; ``where``: how errors name it. Raises as :func:`read_job`."""
     file = decode_toml(text, _JobTable, where, PipelineError, instead)
-    tables = file.stage if file.model is None else _stages_of(file.model, file, where, folder, graphs)
+    if file.stage and file.model is not None:
+        raise PipelineError(f"{where}: there are [model] and [[stage]]. Leave one out.")
+
+    def source(graph: str) -> GraphSource:
+        return GraphSource(graph, folder / graph, file.cluster or None, tuple(file.groups.items()))
+
+    tables = file.stage if file.model is None else _stages_of(file.model, where, source, graphs)
     count, batches, ranks = sum(one.repeat for one in tables), file.micro_batches, file.ranks
     if not count:
         raise PipelineError(f"{where}: stage is missing; write [[stage]] above each stage, or [model].")
@@ -149,14 +156,15 @@ def parse_job(
     stages, received = list[PipelineStage](), 0
     for k, one in enumerate(tables):
         expected = received or (int(one.forward.output) if one.repeat > 1 else 0)
-        stage = _StageReader(file, folder, graphs, f"{where}: stage[{k}]", expected).stage(one)
+        stage = _StageReader(source, graphs, f"{where}: stage[{k}]", expected).stage(one)
         way = one.recompute if isinstance(one.recompute, _RecomputeTable) else _RecomputeTable()
         for _ in range(one.repeat):
             sends = _with_outputs(stage, received)
             stages.append(sends.recomputing(received, way.time, way.saved) if one.recompute else sends)
             received = stage.forward.output_bytes
+    beside = folder / file.cluster  # else it is a name
     try:
-        cluster = read_cluster(_near(folder, file.cluster)) if file.cluster else None
+        cluster = read_cluster(str(beside) if beside.is_file() else file.cluster) if file.cluster else None
     except CostError as error:
         raise PipelineError(str(error)) from None
     link, links = _links(file, where, cluster)
@@ -173,17 +181,10 @@ def parse_job(
     )
 
 
-def _source(file: _JobTable, folder: Path, graph: str) -> GraphSource:
-    return GraphSource(graph, folder / graph, file.cluster or None, tuple(file.groups.items()))
-
-
-def _stages_of(model: _ModelTable, file: _JobTable, where: str, folder: Path, graphs: JobGraphs) -> list[_StageTable]:
+def _stages_of(model: _ModelTable, where: str, source: _Source, graphs: JobGraphs) -> list[_StageTable]:
     """The stages of a model, and their graphs: those that are alike are one."""
-    if file.stage:
-        raise PipelineError(f"{where}: there are [model] and [[stage]]. Leave one out.")
-    forward, backward = (graphs.read(_source(file, folder, graph)) for graph in (model.forward, model.backward))
     try:
-        cut = cut_model(forward, backward, model.layers)
+        cut = cut_model(graphs.read(source(model.forward)), graphs.read(source(model.backward)), model.layers)
     except PipelineError as error:
         raise PipelineError(f"{where}: model: {error}") from None
     names = [stage.name for stage in cut.stages]
@@ -218,9 +219,8 @@ def _contents(graph: Problem) -> object:
 class _StageReader:
     """Makes a stage of its table: of blocks given by numbers or by graphs, and of bytes."""
 
-    def __init__(self, file: _JobTable, folder: Path, graphs: JobGraphs, where: str, received_bytes: int) -> None:
-        self._file, self._folder, self._graphs, self._where = file, folder, graphs, where
-        self._received_bytes = received_bytes
+    def __init__(self, source: _Source, graphs: JobGraphs, where: str, received_bytes: int) -> None:
+        self._source, self._graphs, self._where, self._received_bytes = source, graphs, where, received_bytes
 
     def stage(self, table: _StageTable) -> PipelineStage:
         """Where only the halves of backward are given, the whole takes both, one after the other."""
@@ -259,12 +259,9 @@ class _StageReader:
             raise PipelineError(f'{self._where}.{key} {missing}: write {key} = {{ time = "12us" }}.')
         if block.problem and (block.time is not None or block.transient):
             raise PipelineError(f"{self._where}.{key} has a graph, which says its time and bytes: leave those out.")
-        graph = self._graphs.whole(self._source(block), table.parameters) if block.problem else None
+        graph = self._graphs.whole(self._source(block.problem), table.parameters) if block.problem else None
         sent = None if block.send_buffer is None else int(block.send_buffer)
         return PipelineBlock(float(block.time or 0.0), int(block.transient), int(block.output), sent), graph
-
-    def _source(self, block: _BlockTable) -> GraphSource:
-        return _source(self._file, self._folder, block.problem)
 
     def _parted(self, table: _StageTable, halves: bool) -> tuple[GraphBlock, GraphBlock] | None:
         """The halves of a backward's graph, where it is known which node makes what is sent back."""
@@ -275,9 +272,9 @@ class _StageReader:
             raise PipelineError(f"{where} makes halves of backward, which are given: leave one out.")
         if not block.problem:
             raise PipelineError(f"{where} names a node of a graph: give the graph, too (problem).")
-        nbytes = int(block.output) or self._received_bytes
+        source, nbytes = self._source(block.problem), int(block.output) or self._received_bytes
         try:
-            return self._graphs.halves(self._source(block), block.output_node, nbytes, table.parameters)
+            return self._graphs.halves(source, block.output_node, nbytes, table.parameters)
         except ValueError as error:
             raise PipelineError(f"{where} is {error}.") from None
 
@@ -293,12 +290,6 @@ def _left(given: Bytes | None, block: PipelineBlock, graph: GraphBlock | None) -
 
 def _measured(block: PipelineBlock, graph: GraphBlock | None, held_bytes: int) -> PipelineBlock:
     return block if graph is None else graph.put_into(block, held_bytes)
-
-
-def _near(folder: Path, named: str) -> str:
-    """A cluster's file beside the job; else its name."""
-    beside = folder / named
-    return str(beside) if beside.is_file() else named
 
 
 def _with_outputs(stage: PipelineStage, received_bytes: int) -> PipelineStage:

@@ -365,29 +365,17 @@ def _in_turn_us(job: PipelineJob, s: int, way: _StageWays, most: int, room: int)
     stage, count = job.stages[s], len(job.route_of[s].micro_batches)
     f_us, d_us, w_us = stage.forward.time_us, stage.down_us, stage.whole_us - stage.down_us
     alone, begins = job.pair_factor >= 1.0 and not job.pairs, list[float]()
-
-    def begin_us(k: int, down: int, over: int) -> float:
-        """The least start of an F behind so many D and so many W."""
-        us = begins[-1] + f_us if k else way.head_us
-        if down:
-            us = max(us, begins[down - 1] + way.held_us)
-            run_us = max(k - most, 0) * f_us + down * d_us + over * w_us
-            us = max(us, way.head_us + way.held_us - d_us + run_us) if alone else us
-        return max(us, begins[over - 1] + way.held_us + w_us) if over else us
-
     for k in range(count):
-        behind = list[tuple[int, int]]()
-        for n in range(1, min(most, k + 1) + 1):  # in flight
-            waits = (room - n * stage.saved_bytes) // stage.kept_bytes if stage.kept_bytes else k
-            behind.append((k + 1 - n, max(k + 1 - n - waits, 0)))
-        if k < count - 1:
-            begins.append(min(begin_us(k, *both) for both in behind))
-    last_us = way.held_us + way.tail_us
-    return min(
-        begin_us(k, down, over) + max(last_us, (f_us + (k + 1 - down) * d_us + (k + 1 - over) * w_us) * alone)
-        for down, least in behind
-        for over in range(least, down + 1)
-    )
+        found = list[float]()
+        for down in range(k + 1 - min(most, k + 1), k + 1):  # so many D have run
+            waits = (room - (k + 1 - down) * stage.saved_bytes) // stage.kept_bytes if stage.kept_bytes else k
+            over, us = max(down - waits, 0), begins[-1] + f_us if k else way.head_us
+            if down:
+                run_us = max(k - most, 0) * f_us + down * d_us + over * w_us
+                us = max(us, begins[down - 1] + way.held_us, (way.head_us + way.held_us - d_us + run_us) * alone)
+            found.append(max(us, begins[over - 1] + way.held_us + w_us) if over else us)
+        begins.append(min(found))
+    return begins[-1] + way.held_us + way.tail_us
 
 
 def _time_us(block: PipelineBlock | None) -> float:

@@ -268,9 +268,9 @@ class CostsAnswer(_Part, frozen=True, tag_field="schema", tag="overlap-sched/cos
 def costs_answer(problem: Problem, prices: Sequence[Price], top: int | None = None) -> CostsAnswer:
     """Return the ``top`` longest nodes (``None``: all with a time), and totals, the largest first."""
     timed = [(node, price) for node, price in zip(problem.nodes, prices, strict=True) if node.time_us]
-    us, by_source = dict.fromkeys(Kind, 0.0), defaultdict[tuple[Kind, str], list[float]](list)
+    us = {kind: sum(node.time_us for node, _ in timed if node.kind is kind) for kind in Kind}
+    by_source = defaultdict[tuple[Kind, str], list[float]](list)
     for node, price in timed:
-        us[node.kind] += node.time_us
         by_source[node.kind, price.source].append(node.time_us)
     totals = [
         SourceTotal(source, kind, len(found), sum(found), 100 * sum(found) / us[kind])

@@ -4,7 +4,7 @@ Compute, stalls, rewrites and FSDP have Okabe and Ito's, which colour-blind read
 (jfly.uni-koeln.de/color). All purposes and all kinds of memory stand out from a light ground as from a dark one.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import NamedTuple
 
 from overlap_sched.peak_memory.peak import PeakKind
@@ -58,12 +58,11 @@ PIPELINE = {
 """By the letter of an action of a pipeline: its colour, and what it is."""
 
 
-def stream_legend(purposes: Iterable[Purpose], *, rewritten: bool = False) -> list[tuple[str, str]]:
+def stream_legend(purposes: Collection[Purpose], *, rewritten: bool = False) -> list[tuple[str, str]]:
     """List what the colours of streams stand for: (words, colour), of what is there."""
-    there = set(purposes)
     return [
         ("compute", COMPUTE),
         ("exposed: compute stalls", EXPOSED),
-        *((paint.words, paint.colour) for purpose, paint in PURPOSES.items() if purpose in there),
+        *((paint.words, paint.colour) for purpose, paint in PURPOSES.items() if purpose in purposes),
         *([("rewritten, or made of what was", REWRITTEN)] if rewritten else []),
     ]

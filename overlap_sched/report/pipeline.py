@@ -29,7 +29,7 @@ from overlap_sched.pipeline.job import PipelineJob
 from overlap_sched.pipeline.question import Question
 from overlap_sched.pipeline.replay import RunItem, item_block, memory_curves
 from overlap_sched.report.colours import EXPOSED, PIPELINE
-from overlap_sched.report.table import captioned_table
+from overlap_sched.report.terminal import captioned_table
 from overlap_sched.report.units import count, duration, from_to, memory_unit, printable, size, time_unit
 from overlap_sched.report.words.schedule import gap_percent
 

@@ -72,7 +72,6 @@ def trace_document(schedule: Schedule, original: Problem) -> dict[str, Any]:
             "problem": problem.name,
             "memory_model": problem.memory_model,
             "contention": to_builtins(problem.contention or None),
-            "note": "simulated: replay of one compute stream and one stream per process group",
         },
     }
 

@@ -1,8 +1,6 @@
 """Layouts of a model on so many GPUs: parameters as published, operations by hand, and all layouts tried by force."""
 
-import json
 from collections import defaultdict
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +12,8 @@ from overlap_sched.pipeline.capacity import estimate_us, even_cut, plan_capacity
 from overlap_sched.pipeline.compare import named, plan_pipeline
 from overlap_sched.pipeline.csv_file import schedule_csv
 from overlap_sched.pipeline.dimensions import LayerPrices, Layout, Mesh, Recompute, Sharding, read_model
+from overlap_sched.pipeline.job import PipelineBlock
 from overlap_sched.pipeline.question import Question
-from tests.support.examples import Command
 
 TINY = {"hidden": 2048, "layers": 8, "heads": 16, "ffn": 5632, "vocabulary": 32000}
 
@@ -84,6 +82,23 @@ def test_what_ranks_divide() -> None:
         assert kept == pytest.approx((6 + 12 / mesh.dp / mesh.cp) * whole, rel=1e-4)
 
 
+def test_collectives_of_replicas_beside_compute() -> None:
+    """FSDP's gathers and reductions of each micro-batch, those of the optimizer once; what compute hides slows it."""
+    of, once, slower = prices(Mesh(dp=8), "none", "fsdp"), prices(Mesh(dp=8)), 1 - 1 / 1.189
+    gather_us, reduce_us = of.collective_us("all_gather", 2e8, "dp"), of.collective_us("reduce_scatter", 4e8, "dp")
+    for us in (10.0, 1e6):
+        stage, other = (one.stage([us] * 3, [0.0] * 3, [0, 0, 0], 10**8) for one in (of, once))
+        out_us, in_us = of.fused_us(2e8 + 3e8 / 8), of.fused_us(3e8)
+        moves = (
+            (stage.forward, us + out_us, gather_us),
+            (stage.backward, 2 * us + out_us + in_us, gather_us + reduce_us),
+        )
+        for block, own_us, moved_us in moves:
+            assert block.time_us == pytest.approx(max(moved_us, own_us + moved_us * slower))
+        assert (stage.forward.transient_bytes, stage.backward.transient_bytes) == (4 * 10**8, 10**9)
+        assert other.reduce == PipelineBlock(max(reduce_us - 2 * us, 0.0))
+
+
 def test_recomputation_trades_time_for_memory() -> None:
     none, selective, full = (
         prices(Mesh(tp=2), of).layer(routed=False, windowed=False) for of in ("none", "selective", "full")
@@ -97,8 +112,7 @@ def test_recomputation_trades_time_for_memory() -> None:
 
 def test_bubble_of_1f1b_in_closed_form() -> None:
     """Stages alike, links free: (p - 1) / (m + p - 1)."""
-    question = ask(model=TINY | {"vocabulary": 16}, cluster="dgx-h100")
-    job = question.job(Layout(Mesh(pp=4, dp=2), 1, "none", "zero1"))
+    job = ask(model=TINY | {"vocabulary": 16}).job(Layout(Mesh(pp=4, dp=2), 1, "none", "zero1"))
     planned = plan_pipeline(job, named("1f1b"), even_cut(job, named("1f1b")))
     assert planned.replay.bubble == pytest.approx(3 / (8 + 3), abs=0.02)
 
@@ -138,7 +152,8 @@ def test_what_binds() -> None:
     (bubbles,) = plan_capacity(ask(gpus=4, global_batch=4, pp=(4,), tp=(1,), **one))
     assert bubbles.binds == "bubble"
     plans = plan_capacity(ask(pp=(1,), tp=(1,), cp=(1,), recompute=("full",), micro_batch=(2,)))
-    assert {plan.binds for plan in plans} == {"memory"}
+    plans += plan_capacity(ask(pp=(1,), tp=(1,), cp=(1,), **one))
+    assert [plan.binds for plan in plans] == ["memory", "memory", "compute"]
 
 
 @pytest.mark.parametrize(
@@ -150,19 +165,3 @@ def test_what_binds() -> None:
 def test_errors(given: dict[str, Any], said: str) -> None:
     with pytest.raises(PipelineError, match=said):
         plan_capacity(ask(**given))
-
-
-def test_the_command(cli: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    asked = ["format = 'overlap-capacity/1'", "gpus = 8", "global_batch = 16", "sequence = 2048", "tp = [1, 2]"]
-    table = [f"{name} = {number}" for name, number in TINY.items()]
-    Path("q.toml").write_text("\n".join([*asked, "[model]", *table]))
-    found = cli.json("capacity", "q.toml", "--csv", "best.csv", "--html", "best.html")
-    speeds = [one["tokens_per_s"] for one in found["layouts"]]
-    assert speeds == sorted(speeds, reverse=True)
-    assert Path("best.csv").read_text().startswith("0F0")
-    assert "<section" in Path("best.html").read_text()
-    assert f"{speeds[0]:,.0f}" in cli.words("capacity", "q.toml")
-    assert "tokens_per_s" in json.dumps(found)
-    Path("q.toml").write_text("\n".join([*asked, "gpu = 8", "[model]", *table]))
-    assert "gpu" in cli.refused("capacity", "q.toml")

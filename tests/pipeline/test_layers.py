@@ -14,6 +14,7 @@ from torch.nn.functional import embedding, silu
 
 from overlap_sched.errors import PipelineError
 from overlap_sched.fx.lifting import lift
+from overlap_sched.pipeline import job_file
 from overlap_sched.pipeline.graphs import JobGraphs
 from overlap_sched.pipeline.job import PipelineJob
 from overlap_sched.pipeline.job_file import parse_job
@@ -221,6 +222,12 @@ def test_a_job_of_one_model() -> None:
         assert stage.backward.output_bytes == cut.gradient_bytes
         assert stage.forward.time_us == pytest.approx(sum(cut.forward.compute_us))
     assert len(read_model(JOB + "layers = [2, 3]", graphs())[0].stages) == 2
+
+
+def test_of_many_stages_the_first_and_the_last_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_file, "SHOWN", 4)
+    (said,) = read_model(JOB, graphs())[1].notes
+    assert said.endswith(": embedding, layer 1 | layer 2 | ... | layer 5, head")
 
 
 @pytest.mark.parametrize(

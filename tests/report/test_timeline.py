@@ -118,3 +118,23 @@ def test_a_buffer_of_several_collectives_counts_once() -> None:
     assert found["saved activations"] == [0] + [10**4] * 10
     found = memory_by_kind(problem, (0, 1, 2, 3, 5, 4, 6, 7, 8, 9, 10))  # the first one's wait comes last
     assert found[IN_FLIGHT][4:7] == [111, 11, 0]
+
+
+def test_what_a_collective_reads_of_its_caller_is_not_in_flight() -> None:
+    kind = Kind
+    nodes = (
+        Node("weight", kind.INPUT, (), (0,)),
+        Node("tangents_1", kind.INPUT, (), (1,)),
+        Node("saved", kind.INPUT, (), (2,)),
+        Node("reduce", kind.COLLECTIVE, (0, 1, 2), (3,), (0, 1, 2), 1.0, "all_reduce", "g"),
+        Node("wait", kind.WAIT, (3,), (), (0, 1, 2, 3), collective=3),
+    )
+    storages = tuple(Storage(10**k, pinned=k == 0) for k in range(4))
+    problem = Problem("inputs", nodes, storages, {"g": Group(2, True)})
+    assert memory_kinds(problem) == ("parameters", "gradients", "saved activations", "gradients")
+    found = memory_by_kind(problem, problem.original_order)
+    assert found[IN_FLIGHT] == [0, 0, 0, 1100, 1100]
+    assert (found["parameters"], found["gradients"]) == ([1] * 5, [10] * 5)
+    assert found["saved activations"] == [100, 100, 100, 0, 0]
+    said = {kind: total for kind, total in explain_peak(problem, problem.original_order).by_kind().items() if total}
+    assert said == {"parameters": 1, "gradients": 10, IN_FLIGHT: 1100}

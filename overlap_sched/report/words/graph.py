@@ -11,7 +11,7 @@ from overlap_sched.cost.profile import Profile
 from overlap_sched.cost.table import Tables, describe_table
 from overlap_sched.peak_memory.peak import Peak
 from overlap_sched.problem import Kind, NodeId, Problem
-from overlap_sched.report.table import align_rows, captioned_table
+from overlap_sched.report.terminal import align_rows, captioned_table
 from overlap_sched.report.units import count, duration, listed, printable, size
 from overlap_sched.transform.apply import OFFLOAD, RELOAD
 from overlap_sched.transform.rewrites import second_group
@@ -75,8 +75,7 @@ def group_names(purposes: Mapping[str, Purpose]) -> dict[str, str]:
 
 def by_purpose(names: Iterable[str], purposes: Mapping[str, Purpose]) -> list[str]:
     """Order groups by what they are for; those of one purpose stay in their order."""
-    kinds = get_args(Purpose)
-    return sorted(names, key=lambda name: kinds.index(purposes[name]))
+    return sorted(names, key=lambda name: get_args(Purpose).index(purposes[name]))
 
 
 def _what(problem: Problem, v: NodeId) -> Purpose:
@@ -155,10 +154,9 @@ def profile_notes(profile: Profile) -> Iterator[str]:
         + "".join(f", {how[key]:,} {what}" for key, what in ways.items() if how[key])  # type: ignore[index]
         + f" ({count(profile.runs, 'run')} on {count(profile.ranks, 'rank')})"
     )
-    if profile.skew_us is not None:
-        yield f"profile: {duration(profile.skew_us)} of waiting for late ranks taken out of the collectives of a run"
-    else:
-        yield "profile: one rank: its collectives still hold waiting for others; give the traces of more ranks"
+    late = f"{duration(profile.skew_us or 0.0)} of waiting for late ranks taken out of the collectives of a run"
+    alone = "one rank: its collectives still hold waiting for others; give the traces of more ranks"
+    yield f"profile: {alone if profile.skew_us is None else late}"
     missing = Counter(node.name for node, m in timed if m is None).most_common()
     if missing:
         names = [f"{n} x {printable(name)}" for name, n in missing]

@@ -7,7 +7,7 @@ from rich.table import Table
 
 from overlap_sched.fit.answer import Effect, Fit, FitPoint
 from overlap_sched.problem import Node
-from overlap_sched.report.table import captioned_table
+from overlap_sched.report.terminal import captioned_table
 from overlap_sched.report.units import change, count, duration, printable, size
 from overlap_sched.report.words.schedule import gap_percent
 from overlap_sched.transform.plan import Plan, Record

@@ -17,7 +17,7 @@ from overlap_sched.problem.contention import Contention
 from overlap_sched.problem.pins import pinned
 from overlap_sched.problem.precedence import launched_on
 from overlap_sched.problem.sizes import EXPANDABLE, PLAIN, VARIABLES, AllocatorSettings
-from overlap_sched.report.table import align_rows, captioned_table
+from overlap_sched.report.terminal import align_rows, captioned_table
 from overlap_sched.report.units import change, count, duration, from_to, printable, size
 from overlap_sched.report.words.graph import group_names, group_purposes
 from overlap_sched.scheduler.driver import Schedule, schedule

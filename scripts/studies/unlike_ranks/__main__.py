@@ -22,7 +22,7 @@ from overlap_sched.judge.budget_bound import budget_bound_us
 from overlap_sched.judge.validate import peak_memory
 from overlap_sched.problem import Problem
 from overlap_sched.problem.file import read_problem
-from overlap_sched.report.progress import progress
+from overlap_sched.report.terminal import progress
 from overlap_sched.scheduler.driver import follow
 from overlap_sched.scheduler.restrictions import Proposal
 from tests.support.layers import unlike

@@ -13,7 +13,7 @@ import shlex
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from functools import cache, partial
 from itertools import pairwise
 from types import NoneType
@@ -51,8 +51,7 @@ _ATTRIBUTE = re.compile(r"^    (\w+): (.*?)(?:\.\s|\.?\Z)", re.DOTALL | re.MULTI
 Command = TypeVar("Command")
 
 
-@dataclass(frozen=True)
-class Flag:
+class Flag(NamedTuple):
     """How a field is written, where its type does not say it.
 
     Attributes:

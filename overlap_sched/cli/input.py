@@ -6,8 +6,8 @@ Only a dump imports torch, and only when there is one.
 import importlib
 import sys
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
+from typing import Literal, NamedTuple
 
 from msgspec import structs
 from rich.console import RenderableType
@@ -55,8 +55,7 @@ Want = Literal["rewrites", "fissions", "batches"]
 sub-graphs that may run in parts; of a dump, the graph in parts along its batch, and along experts' tokens."""
 
 
-@dataclass(frozen=True)
-class Loaded:
+class Loaded(NamedTuple):
     """A problem, and what a reader of its figures should know about how it was made.
 
     Attributes:
@@ -154,7 +153,7 @@ def load(source: Input, tell: Tell, wants: Collection[Want] = ()) -> Loaded:
     ]
     prices = tuple(price._replace(time_us=v.time_us) for price, v in zip(loaded.prices, problem.nodes, strict=True))
     notes = (*loaded.notes, *misspelt, *filter(None, [question_step(problem)]))
-    return replace(loaded, problem=problem, prices=prices, notes=notes)
+    return loaded._replace(problem=problem, prices=prices, notes=notes)
 
 
 def _load_problem(source: Input, tell: Tell, wants: Collection[Want]) -> Loaded:

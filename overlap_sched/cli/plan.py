@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from rich.table import Table
@@ -137,9 +136,8 @@ def _costs_text(found: answers.CostsAnswer) -> str:
         what += ")" if one.part_of is None else f"), part of the kernel of {printable(one.part_of)}"
         flops = next((f"{one.flops / of:,.1f} {unit}" for of, unit in _FLOPS_UNITS if one.flops >= of), "-")
         rows.append((duration(one.time_us), one.source, one.bound or "-", flops, size(one.bytes), what))
-    longest = ["longest:", *align_rows(rows)] if found.costs else []
     head = f"{printable(found.name)}: {count(found.nodes, 'node')}, {sums}"
-    return "\n".join([head, *align_rows(sources), *longest])
+    return "\n".join([head, *align_rows(sources), *(["longest:", *align_rows(rows)] if found.costs else [])])
 
 
 def run_report(command: arguments.ReportCommand, tell: Tell) -> Printed:
@@ -191,7 +189,7 @@ def run_fit(command: arguments.FitCommand, tell: Tell) -> Printed:
         write_order(command.out, best.problem, best.order)
     if command.html:
         schedule, extras = extras_of_fit(found)
-        extras = replace(extras, command=command.given, prices=prices_of(command, loaded))
+        extras = extras._replace(command=command.given, prices=prices_of(command, loaded))
         write_page(schedule, command.html, extras)
     save_rewritten(command, command.out, best.problem, bool(best.rewrites))
     code = 1 if found.fell_back is not None else 0 if found.fits else 4

@@ -273,13 +273,11 @@ class LayerPrices:
     def placed(self, one: Matmul) -> tuple[int, tuple[int, int, int, int]]:
         """Rows of its input that a rank has, divided evenly, and the rows, n, k and batch that the rank multiplies."""
         (_, _, _, tp, ep), own = self.layout.mesh, self.tokens // self.layout.mesh.tp
-        local, sent = max(self.model.experts // ep, 1), own * self.model.top_k
-        rows = {
-            "columns": (self.tokens, one.n // tp, one.k, 1),
-            "rows": (self.tokens, one.n, one.k // tp, 1),
-            "experts": (sent // local, one.n, one.k, local),
-        }
-        return sent if one.split == "experts" else own, rows.get(one.split, (own, one.n, one.k, 1))
+        if one.split == "experts":
+            local, sent = max(self.model.experts // ep, 1), own * self.model.top_k
+            return sent, (sent // local, one.n, one.k, local)
+        columns, rows = (tp if one.split == way else 1 for way in ("columns", "rows"))
+        return own, (own if one.split == "none" else self.tokens, one.n // columns, one.k // rows, 1)
 
     def layer(self, routed: bool, windowed: bool) -> PipelineStage:
         """A layer, with experts or without, as a stage of its own."""

@@ -95,15 +95,14 @@ class _JobTable(Table):
 MAX_ACTIONS = 1_000_000
 """Of a job: three per stage and micro-batch."""
 _Source = Callable[[str], GraphSource]
+AS_IT_IS: Mapping[str, int] = MappingProxyType({})
+"""A job none of whose values are replaced."""
 SHOWN = 16
 """Of more stages of a model, not all are named."""
 
 
 def read_job(
-    path: str | Path,
-    graphs: JobGraphs,
-    limits: Limits = DEFAULT_LIMITS,
-    instead: Mapping[str, int] = MappingProxyType({}),
+    path: str | Path, graphs: JobGraphs, limits: Limits = DEFAULT_LIMITS, instead: Mapping[str, int] = AS_IT_IS
 ) -> PipelineJob:
     """A job, its stages dealt out to the ranks in turn.
 
@@ -132,7 +131,7 @@ def read_text(path: str | Path, limits: Limits = DEFAULT_LIMITS) -> str:
 
 
 def parse_job(
-    text: str, where: str, folder: Path, graphs: JobGraphs, instead: Mapping[str, int] = MappingProxyType({})
+    text: str, where: str, folder: Path, graphs: JobGraphs, instead: Mapping[str, int] = AS_IT_IS
 ) -> PipelineJob:
     """The job in a text; ``where``: how errors name it. Raises as :func:`read_job`."""
     file = decode_toml(text, _JobTable, where, PipelineError, instead)

@@ -98,10 +98,8 @@ def cut_model(forward: Problem, backward: Problem, layers: Sequence[int] | int |
             f"{len(layers)} stages of {', '.join(map(str, layers))} layers: {forward.name} has {count} layers, by "
             f"{found_by}. Give each stage one or more, and all of them to some stage."
         )
-    stage_of = [0, *(k for k, size in enumerate(layers) for _ in range(size)), len(layers) - 1]
-    found, extra = _stages(
-        layers, ahead, [stage_of[unit] for unit in units], back, [stage_of[unit] for unit in back_units]
-    )
+    home = [0, *(k for k, size in enumerate(layers) for _ in range(size)), len(layers) - 1]
+    found, extra = _stages(layers, ahead, [home[unit] for unit in units], back, [home[unit] for unit in back_units])
     return CutModel(count, found_by, found, extra)
 
 

@@ -167,8 +167,7 @@ def v_min(ranks: int, micro_batches: int) -> PipelineSchedule:
 
 def v_half(ranks: int, micro_batches: int) -> PipelineSchedule:
     """As :func:`v_min`, with the block V-Half: about half of the activations of 1F1B."""
-    turn = 0 if ranks % 2 else 3
-    return replace(repeat_block(ranks, micro_batches, BlockShape((1, 0), turn)), name="v-half")
+    return replace(repeat_block(ranks, micro_batches, BlockShape((1, 0), 0 if ranks % 2 else 3)), name="v-half")
 
 
 def v_zb(ranks: int, micro_batches: int) -> PipelineSchedule:
@@ -183,8 +182,7 @@ def waves(ranks: int, micro_batches: int) -> PipelineSchedule:
     :func:`v_min` is, with a block whose passes down have gaps for those up. With B = 2F a bubble of (p - 1)(F + B) of
     one stage, where micro-batches are many enough.
     """
-    made = repeat_block(ranks, micro_batches, BlockShape((1, 0)), TWO_WAVES, halves=False)
-    return replace(made, name="waves")
+    return replace(repeat_block(ranks, micro_batches, BlockShape((1, 0)), TWO_WAVES, halves=False), name="waves")
 
 
 def dual_pipe(ranks: int, micro_batches: int) -> PipelineSchedule:

@@ -7,6 +7,7 @@ the end of ``"schema": "overlap-sched/plan/1"`` goes up when a key is taken away
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -36,6 +37,7 @@ from overlap_sched.transform.plan import Plan, records_json
 from overlap_sched.transform.rewrites import to_json
 
 Made = TypeVar("Made", bound=Struct)
+_NOT_REPLAYED = SimpleNamespace(original_reserved_bytes=None, reserved_bytes=None)
 
 
 class _Part(Struct, frozen=True, forbid_unknown_fields=True):
@@ -93,6 +95,13 @@ class PriceSource(_Part, frozen=True):
     fusion: Literal["none", "inductor"] | UnsetType = UNSET
 
 
+class BeforeAfter(_Part, frozen=True):
+    """Pairs of collectives of groups that share more than one rank, in flight together."""
+
+    original: int
+    scheduled: int
+
+
 class TriedPlan(_Part, frozen=True):
     """A plan that was tried: its step, and why it was not taken."""
 
@@ -124,14 +133,14 @@ class PlanAnswer(_Scheduled, frozen=True, kw_only=True, tag_field="schema", tag=
     peak_bytes: int
     headroom_bytes: int
     prices: PriceSource
-    groups_together: dict[Literal["original", "scheduled"], int]
+    groups_together: BeforeAfter
     concurrent_groups: Concurrent
     unrestricted_us: float | None = field(name="unrestricted_step_us")
     schedule_s: float
     memory_limit_bytes: int | None
     short_bytes: int
-    original_reserved_bytes: int | None = None
-    reserved_bytes: int | None = None
+    original_reserved_bytes: int | None
+    reserved_bytes: int | None
     rewrites: list[dict[str, Any]] | UnsetType = UNSET
     step_without_rewrites_us: float | UnsetType = UNSET
     bound_without_rewrites_us: float | UnsetType = UNSET
@@ -156,14 +165,14 @@ def plan_answer(
         more["bound_without_rewrites_us"] = made.without.lower_bound_us
     return _fill(
         PlanAnswer,
-        *(schedule.problem, after, schedule, reserved),
+        *(schedule.problem, after, schedule, reserved or _NOT_REPLAYED),
         nodes=len(schedule.problem.nodes),
         original_step_us=before.step_us,
         gap_percent=gap_percent(after.step_us, schedule.lower_bound_us),
         gap_within_budget_percent=gap_percent(after.step_us, schedule.budget_bound_us),
         gain_range=gain,
         original_peak_bytes=before.peak_bytes,
-        groups_together={"original": before.groups_together, "scheduled": after.groups_together},
+        groups_together=BeforeAfter(before.groups_together, after.groups_together),
         prices=prices,
         concurrent_groups=schedule.options.concurrent_groups,
         **_shared(schedule),
@@ -293,21 +302,21 @@ class MemoryAnswer(_Part, frozen=True, tag_field="schema", tag="overlap-sched/me
     name: str
     nodes: int
     memory_model: MemoryModel
-    original_peak_bytes: int
+    original_bytes: int = field(name="original_peak_bytes")
     peak_bytes: int
     bound_bytes: int
     optimal: bool
     found_by: str
-    original_reserved_bytes: int | None = None
-    reserved_bytes: int | None = None
+    original_reserved_bytes: int | None
+    reserved_bytes: int | None
     arena_bytes: int | UnsetType = UNSET
     fragmentation: float | UnsetType = UNSET
 
 
 def memory_answer(plan: MemoryPlan, addresses: AddressPlan | None, reserved: Reserved | None) -> MemoryAnswer:
     """Return the answer; bytes reserved are null where nothing was replayed."""
-    number, was = len(plan.problem.nodes), plan.original_bytes
-    return _fill(MemoryAnswer, plan.problem, plan, addresses, reserved, nodes=number, original_peak_bytes=was)
+    of = (plan.problem, plan, addresses, reserved or _NOT_REPLAYED)
+    return _fill(MemoryAnswer, *of, nodes=len(plan.problem.nodes))
 
 
 class PlanPoint(_Order, frozen=True):

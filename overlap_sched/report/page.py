@@ -10,12 +10,12 @@ own (-1: none, not known). A storage is live from position ``first`` to ``last``
 import html
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import date
 from importlib.resources import files
 from pathlib import Path
 from string import Template
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import UNSET, UnsetType, to_builtins
 
@@ -45,8 +45,7 @@ FIGURES = ("peak_bytes", "step_us", "exposed_us")
 Page = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Extras:
+class Extras(NamedTuple):
     """What a page shows beyond a schedule; ``None``: nothing of the kind.
 
     Attributes:

@@ -20,7 +20,6 @@ kind before and after. EXAMPLE in its original order, MiB (w is a parameter, x a
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -39,8 +38,7 @@ class Span(NamedTuple):
     end_us: float
 
 
-@dataclass(frozen=True)
-class Timeline:
+class Timeline(NamedTuple):
     """One order in time. Spans of one row are in ascending order and do not overlap.
 
     Attributes:

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shlex
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -13,10 +12,8 @@ from hypothesis import strategies as st
 from overlap_sched import read_problem, write_problem
 from overlap_sched.cli.arguments import PlanCommand
 from overlap_sched.cli.flags import parse
-from overlap_sched.cli.input import load
 from overlap_sched.problem import Problem
 from overlap_sched.problem.contention import Contention
-from overlap_sched.report.words.schedule import with_contention_line
 from tests.judge.test_contention import two_groups
 from tests.support.examples import Command
 from tests.support.inputs import DUMP
@@ -87,17 +84,6 @@ def test_of_a_dump(dump: str, cli: Command) -> None:
     found = cli.json("plan", dump, *given)["contention"]
     assert found["slowdown"] == {"": 1.189, "reduce_scatter": 1.5}  # the cluster that is assumed says the rest
     assert found["links"] == {"0": "rail", "1": "rail"}
-
-
-@pytest.mark.slow
-def test_the_documented_command_has_the_documented_line() -> None:
-    text = (ROOT / "docs" / "prices.md").read_text()
-    words_of = shlex.split(
-        next(line for line in text.splitlines() if re.match("overlap-sched plan .*--slowdown", line))
-    )
-    source = parse(PlanCommand, "plan", "", words_of[2:])
-    problem = load(replace(source, problem=str(ROOT / source.problem)), lambda _: None).problem
-    assert f"\n{with_contention_line('', problem.contention)}\n" in text
 
 
 @given(

@@ -16,7 +16,7 @@ from overlap_sched.judge.validate import together, together_violation, violation
 from overlap_sched.options import Concurrent
 from overlap_sched.problem.precedence import launched_on
 from overlap_sched.problem.sizes import EXPANDABLE, MIB, PLAIN, AllocatorSettings
-from overlap_sched.report.answers import plan_answer
+from overlap_sched.report.answers import BeforeAfter, plan_answer
 from overlap_sched.report.words.schedule import budget_words, short_text
 from overlap_sched.scheduler import restrictions as under_test
 from overlap_sched.scheduler.driver import follow
@@ -76,7 +76,7 @@ def test_the_figure_and_the_option(first: Group, second: Group, concurrent: Conc
     assert (made.original.groups_together, made.scheduled.groups_together) == (0, pairs)
     assert made.scheduled.step_us == 51.0  # both hide one after the other, too
     answer = plan_answer(made, None, None)
-    assert answer.groups_together == {"original": 0, "scheduled": pairs}
+    assert answer.groups_together == BeforeAfter(0, pairs)
     assert answer.concurrent_groups == concurrent
     assert answer.unrestricted_us == (None if concurrent == "any" else 51.0)
 

@@ -49,7 +49,8 @@ from overlap_sched.fx.calls import GROUPS_KEY, live_ranks, name_and_group
 from overlap_sched.fx.dimensions.region import Region, follow_cuts
 from overlap_sched.fx.graphs import own_meta
 from overlap_sched.fx.operators import Arg, Role, traits_of
-from overlap_sched.fx.rewrites.facts import GraphFacts, check_exact, over_gloo
+from overlap_sched.fx.rewrites import facts
+from overlap_sched.fx.rewrites.facts import GraphFacts, check_exact
 from overlap_sched.fx.sizes import Sizes
 from overlap_sched.transform.apply import WHOLE
 from overlap_sched.transform.dimension_graph import Uncut, is_cut_of
@@ -310,7 +311,7 @@ class GraphMaker(Maker[fx.Node]):
         check_exact(name, one.op, _reduction(one.launch), taken.dtype, one.ranks)
         if "gather" in one.op:
             # four ranks abort within some hundred rounds in torch 2.13 and 2.15, as with plain ones: inductor.gloo
-            damages = form == "coalesced" and taken.device.type == "cpu" and over_gloo(arguments(one.launch)[-1])
+            damages = form == "coalesced" and taken.device.type == "cpu" and facts.over_gloo(arguments(one.launch)[-1])
             why = f"{name!r} would be a coalesced all_gather over gloo, where several in flight damage memory"
             refuse_if(damages, f"{why}. Use form='copied'.")
         elif form == "copied":  # results become parts of one storage

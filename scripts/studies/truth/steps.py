@@ -157,6 +157,11 @@ def measure_layers(row: dict[str, str], cluster: Cluster, layers: int) -> tuple[
     return step_us, peak
 
 
+def find_planned(model: str) -> tuple[str, str] | None:
+    """Return what ``PLANNED`` has of a row's model, if anything."""
+    return next((of for name, of in PLANNED.items() if model.startswith(name)), None)
+
+
 def plan(row: dict[str, str], name: str, recompute: str) -> Row:
     """Plan a row of a model of ``overlap-sched capacity``."""
     pp, tp, cp, ep, vp = (int(row[key]) if row[key].isdigit() else 1 for key in ("pp", "tp", "cp", "ep", "vp"))
@@ -215,7 +220,8 @@ def summarize(rows: Sequence[Row]) -> Iterator[str]:
         ("speed", [abs(row.ratio - 1) for row in rows]),
         ("memory", [abs(row.predicted_gib / row.published_gib - 1) for row in rows if row.published_gib]),
     ):
-        yield f"{what}: {len(errors)} rows, median error {median(errors):.1%}, largest {max(errors):.1%}."
+        if errors:
+            yield f"{what}: {len(errors)} rows, median error {median(errors):.1%}, largest {max(errors):.1%}."
     for source in dict.fromkeys(row.source for row in rows):
         own = sorted(row.ratio for row in rows if row.source == source)
         pairs = [(a, b) for a, b in combinations(rows, 2) if a.source == b.source == source]
@@ -234,7 +240,7 @@ def main() -> None:
     found = []
     for row in rows:
         if not reason_against(row):
-            of = next((of for name, of in PLANNED.items() if row["model"].startswith(name)), None)
+            of = find_planned(row["model"])
             found.append(predict(row) if of is None else plan(row, *of))
             print(f"{found[-1].model}, {found[-1].gpu}, {found[-1].mesh}: {found[-1].ratio:.2f}", file=sys.stderr)
     mesh = "GPUs: fsdp x tp, or pp x dp x cp x tp x ep"
@@ -245,7 +251,8 @@ def main() -> None:
         for r in found
     )  # fmt: skip
     print(markdown_table(heads, cells))
-    print(*summarize(found), sep="\n")
+    for way, planned in (("captured", False), ("planned", True)):
+        print(f"\n{way}:", *summarize([row for row in found if bool(find_planned(row.model)) is planned]), sep="\n")
     print("left out:", ", ".join(f"{count} rows, {reason}" for reason, count in left_out.most_common()))
 
 

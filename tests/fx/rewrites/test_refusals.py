@@ -10,7 +10,7 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from overlap_sched.errors import RewriteError
-from overlap_sched.fx.rewrites import alike_of, maker, prepare, rewrite_graph
+from overlap_sched.fx.rewrites import alike_of, facts, maker, prepare, rewrite_graph
 from overlap_sched.fx.rewrites.facts import keeps_bits
 from overlap_sched.transform.rewrites import Bucket, Keep, Regather, Rewrite, Stream
 from tests.support.fx_graphs import C10D, WAIT_TENSORS, gather, scatter, trace, wait
@@ -236,7 +236,7 @@ def test_a_second_communicator_must_be_there() -> None:
 
 
 def test_coalesced_gathers_over_gloo() -> None:
-    with mock.patch.object(maker, "over_gloo", return_value=True):
+    with mock.patch.object(facts, "over_gloo", return_value=True):
         assert "Use form='copied'" in why(two, PLAIN, Bucket(BUCKET.members, "coalesced"))
         assert why(two, PLAIN, BUCKET) == ""
 

@@ -76,8 +76,7 @@ def plan_capacity(question: Question, tell: Callable[[str], None] = lambda text:
         tell(f"planning {at} of {len(jobs)} layouts")
         own, steps_us = (layout.mesh, layout.sharding), sorted(us for us, *_ in found.values())
         worst_us = min(found[own][0] if own in found else inf, *steps_us[question.top - 1 : question.top], inf)
-        best = best_schedule(jobs[layout], schedules, worst_us)
-        if best is not None:
+        if (best := best_schedule(jobs[layout], schedules, worst_us)) is not None:
             found[own] = (best[0], layout, best[1])
     if not found:
         raise PipelineError(f"none of {len(jobs)} layouts of {question.gpus} GPUs fits. Give more, or wider ranges.")
@@ -90,12 +89,11 @@ def measure_layout(question: Question, layout: Layout, of: NamedSchedule) -> Cap
     """Return what a layout reaches, whether it fits or not, and where its time goes; raises as :func:`even_cut`."""
     job, model = question.job(layout), question.decoder
     planned = plan_pipeline(job, of, even_cut(job, of))
-    without = {what: question.job(layout, what) for what in ("tp", "cp", "ep", "dp") if layout.mesh.along(what)[0] > 1}
+    jobs = {what: question.job(layout, what) for what in ("tp", "cp", "ep", "dp") if layout.mesh.along(what)[0] > 1}
     if layout.recompute != "none":
-        without["memory"] = question.job(layout._replace(recompute="none"))
-    steps_us = {what: estimate_us(replace(one, memory_limit_bytes=None), of) for what, one in without.items()}
-    step_us = estimate_us(replace(job, memory_limit_bytes=None), of)
-    losses = {what: 1 - us / step_us for what, us in steps_us.items()} | {"bubble": planned.replay.bubble}
+        jobs["memory"] = question.job(layout._replace(recompute="none"))
+    step_us, *others = (estimate_us(replace(one, memory_limit_bytes=None), of) for one in (job, *jobs.values()))
+    losses = {what: 1 - us / step_us for what, us in zip(jobs, others, strict=True)} | {"bubble": planned.replay.bubble}
     speed = question.global_batch * question.sequence / question.gpus / planned.replay.step_us * 1e6
     mfu = speed * model.token_flops(question.sequence) / question.on.device.peak_flops_per_s
     return CapacityPlan(layout, planned, speed, mfu, losses)

@@ -136,9 +136,8 @@ class ModelDimensions(Table):
 
     def layer_parameters(self, routed: bool) -> tuple[int, int]:
         """Those of a layer, and those of all its experts."""
-        own, experts = (
-            sum(one.k * one.n for one in self.matmuls(routed) if (one.split == "experts") is of) for of in (False, True)
-        )
+        sizes = [(split == "experts", k * n) for split, k, n, _ in self.matmuls(routed)]
+        own, experts = (sum(size for of_expert, size in sizes if of_expert is of) for of in (False, True))
         return own + 2 * self.hidden, experts * self.experts
 
     @property
@@ -169,14 +168,13 @@ def read_model(given: str | dict[str, Any], where: str) -> ModelDimensions:
             f"{where}: no model is named {given!r:.40}: give one of {', '.join(shipped)}, or a table [model] with "
             f"hidden, layers, heads, ffn and vocabulary.{close_to(given, list(shipped))}"
         )
-    table = shipped[given] if isinstance(given, str) else given
-    found = decode(table, ModelDimensions, f"{where}: model", PipelineError)
-    whole = found.heads % found.kv == 0 and (found.head or found.hidden % found.heads == 0)
-    if not whole or bool(found.experts) != bool(found.top_k) or found.top_k > found.experts:
+    model = decode(shipped[given] if isinstance(given, str) else given, ModelDimensions, where, PipelineError)
+    whole = model.heads % model.kv == 0 and (model.head or model.hidden % model.heads == 0)
+    if not whole or bool(model.experts) != bool(model.top_k) or model.top_k > model.experts:
         raise PipelineError(
-            f"{where}: model: heads divide hidden (or give head), kv_heads divide heads, and top_k is at most experts."
+            f"{where}: heads divide hidden (or give head), kv_heads divide heads, and top_k is at most experts."
         )
-    return found
+    return model
 
 
 class Mesh(NamedTuple):
@@ -294,8 +292,8 @@ class LayerPrices:
         pointwise = again + 4 * own * hidden + 2 * qkv + own * hidden * routed * (2 + sorts * model.top_k)
         work[0] += self.fused_us(pointwise)
         work[1] += self.fused_us(pointwise + 2 * own * hidden + (1 + model.gated) * inner)
-        waits, saved, temporary = self._waits(routed), inputs + 2 * own * hidden + qkv, gradients
-        saved += inner * (1 + model.gated)
+        waits, temporary = self._waits(routed), gradients
+        saved = inputs + 2 * own * hidden + qkv + inner * (1 + model.gated)
         for k, us in enumerate(self.attention_us(windowed)):
             work[k] += us
             waits[k] += self._keys_us(k + 1, us)

@@ -125,7 +125,7 @@ def read_text(path: str | Path, limits: Limits = DEFAULT_LIMITS) -> str:
     try:
         return read_bytes(path, limits).decode("utf-8")
     except OSError as error:
-        raise PipelineError(f"{path}: cannot be read ({error.strerror}). Name a TOML file of a job.") from None
+        raise PipelineError(f"{path}: cannot be read ({error.strerror}). Name a TOML file.") from None
     except (UnicodeDecodeError, DamagedError):
         raise PipelineError(f"{path}: is not text. A job is TOML in UTF-8.") from None
 

@@ -42,7 +42,7 @@ class Question(Table, kw_only=True, dict=True):
     @cached_property
     def decoder(self) -> dimensions.ModelDimensions:
         """The model; raises as :func:`~overlap_sched.pipeline.dimensions.read_model`."""
-        return dimensions.read_model(self.model, self.format)
+        return dimensions.read_model(self.model, f"{self.format}: model")
 
     @cached_property
     def on(self) -> Cluster:

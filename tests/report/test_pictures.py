@@ -16,7 +16,7 @@ from overlap_sched.errors import MissingExtraError
 from overlap_sched.options import Options
 from overlap_sched.peak_memory import best_order
 from overlap_sched.problem import EXAMPLE, Problem
-from overlap_sched.report.pictures import busy_share, plot_memory, plot_schedule
+from overlap_sched.report.pictures import busy_share, draw_memory, new_figure, plot_memory, plot_schedule
 from overlap_sched.report.timeline import Span
 from overlap_sched.scheduler.driver import Schedule, schedule
 
@@ -89,3 +89,12 @@ def test_area_is_kept_whatever_the_bins(ends: list[int], bins: int) -> None:
     spans = [Span(0, float(a), float(b)) for a, b in zip(ascending[::2], ascending[1::2], strict=True) if a < b]
     edges = np.linspace(0.0, 1000.0, bins + 1)
     assert np.isclose((busy_share(spans, edges) * np.diff(edges)).sum(), sum(s.end_us - s.start_us for s in spans))
+
+
+def test_memory_is_drawn_sample_by_sample_with_the_peak_of_a_moment() -> None:
+    axes = new_figure(4, 3).subplots()
+    draw_memory(axes, [(0.0, 6), (12.0, 9), (12.0, 3)], 40.0, (2.0, 3.0), color="red", fill=True)
+    (drawn,) = axes.patches
+    assert [list(part) for part in drawn.get_data()[:2]] == [[2.0, 3.0, 1.0], [0.0, 6.0, 6.0, 20.0]]
+    assert drawn.get_edgecolor() == (1.0, 0.0, 0.0, 1.0)  # what has no width is an edge
+    assert drawn.get_linewidth() > 0

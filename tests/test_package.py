@@ -211,12 +211,14 @@ def test_a_module_of_the_core_is_one_algorithm(folder: str) -> None:
     assert {name: lines for name, lines in long.items() if lines > MODULE_OF_THE_CORE} == {}
 
 
-SEARCHES = ("fit", "joint", "peak_memory", "scheduler", "transform")
+SEARCHES = ("fit", "joint", "peak_memory", "pipeline", "scheduler", "transform")
 """Packages whose numbers stand in a class ``Tuning``."""
 FACTS = {
-    *("cut.INF", "cut.SOURCE, SINK", "admission.LOWEST", "admission.THIS_STEP"),  # marks
-    *("task.SAME_STEP", "explain._ROUNDING"),  # rounding
-    "peak.IDLE_SHARE, IDLE_STEPS",  # what a report calls saved
+    *("cut.INF", "cut.SOURCE, SINK", "admission.LOWEST", "admission.THIS_STEP", "replay.NONE"),  # marks
+    *("task.SAME_STEP", "explain._ROUNDING", "improve.SAME", "best.OF_A_BOUND", "compare.LEAST"),  # rounding
+    *("peak.IDLE_SHARE, IDLE_STEPS", "capacity.BINDING", "layers.ALIKE"),  # what is called saved, binding, a layer
+    "dimensions.GATHERED, REDUCED, UPDATED",  # bytes of a parameter
+    *("compare.FEW", "graphs.OFFERED", "job_file.MAX_ACTIONS", "job_file.SHOWN"),  # what may be asked for and is shown
 }
 
 

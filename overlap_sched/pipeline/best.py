@@ -116,9 +116,9 @@ class LayoutSearch:
         placed, clock, seen = self.clock.job, self.clock, set[object]()
         pairs = (False, True) if least_part(placed) < 1.0 else (False,)
         for job, shape, steady, paired in product((time_in_slots(placed), placed), BLOCKS, (True, False), pairs):
-            wanted, spare = block_orders(job, shape), [0] * job.ranks
+            wanted, within = block_orders(job, shape), job
             for _ in range(4):  # with less room where it does not fit
-                found = greedy_schedule(job, wanted, spare, steady, paired)
+                found = greedy_schedule(within, wanted, steady, paired)
                 if found is None or found.orders in seen:
                     break
                 seen.add(found.orders)
@@ -129,7 +129,8 @@ class LayoutSearch:
                 if not any(excess):
                     self._add(schedule, "repeated blocks")
                     break
-                spare = [one + more for one, more in zip(spare, excess, strict=True)]
+                left = zip(within.memory_limit_bytes or (), excess, strict=True)
+                within = replace(within, memory_limit_bytes=tuple(max(limit - more, 0) for limit, more in left))
 
     def improve(self, effort: int) -> None:
         """Add what the shortest become, one of each step."""
@@ -195,15 +196,12 @@ def find_pipeline(
 
 
 def _trials(job: PipelineJob, post_validation: bool) -> tuple[list[LayoutSearch], float]:
-    """List what is tried, that with the lowest bound first, without that whose parameters alone do not fit.
-
-    And a step that no cut is below.
-    """
+    """List what is tried, that with the lowest bound first; and a step that no cut is below."""
     found: list[LayoutSearch] = []
     low_us = inf
     few = sorted({1, *stages_per_rank(job), *range(2, min(FEW, len(job.stages) // job.ranks) + 1)})
     for layout in (*(StageLayout("looped", v) for v in few), FOLDED, TWO_WAVES, MIRRORED):
-        if layout.count(job.ranks) > len(job.stages):
+        if layout.count(job.ranks) > len(job.stages) or (layout is MIRRORED and job.micro_batches == 1):
             continue
         cuts, least_us = unit_cuts(job, layout)
         low_us = min(low_us, least_us)
@@ -214,14 +212,9 @@ def _trials(job: PipelineJob, post_validation: bool) -> tuple[list[LayoutSearch]
             ways += [UnitCut(cut, again) for cut in [best_cut(recompute_stages(job, again), layout)] if cut is not None]
         for how in dict.fromkeys(ways):
             units = recompute_stages(job, how.recomputed)
-            try:
-                placed = layout.put(units, how.cut)
-            except PipelineError:  # one micro-batch in two directions
-                continue
-            limits = placed.memory_limit_bytes or (inf,) * job.ranks
-            if all(static <= limit for static, limit in zip(placed.static_bytes, limits, strict=True)):
-                bound_us = limited_bound_us(placed, post_validation)
-                found.append(LayoutSearch(layout, how, units, PipelineClock(placed, post_validation), bound_us))
+            placed = layout.put(units, how.cut)
+            bound_us = limited_bound_us(placed, post_validation)
+            found.append(LayoutSearch(layout, how, units, PipelineClock(placed, post_validation), bound_us))
     if post_validation:  # no rank waits for others, so the longest takes as long as ranks do on average, or longer
         whole_us = job.micro_batches * sum(stage.forward.time_us + stage.whole_us for stage in job.stages)
         low_us = least_part(job) * whole_us / job.ranks

@@ -47,12 +47,7 @@ def block_orders(job: PipelineJob, shape: BlockShape) -> list[list[Action]]:
         stage = stages[s]
         return stage.forward.time_us if kind is F else stage.down_us if kind is B else stage.whole_us - stage.down_us
 
-    kinds = F, B, W
-    busy_us = [
-        sum(time_us(kind, s) for s in own for kind in kinds if kind is not W or stages[s].splits)
-        for own in job.stages_of
-    ]
-    every_us = max(busy_us) or 1.0
+    every_us = max(sum(time_us(kind, s) for s in own for kind in (F, B, W)) for own in job.stages_of) or 1.0
     placed: list[list[tuple[float, float]]] = [[] for _ in range(job.ranks)]
     starts = dict[tuple[ActionKind, int], float]()
 
@@ -112,17 +107,9 @@ def repeat_block(
 def time_in_slots(job: PipelineJob) -> PipelineJob:
     """The job with passes that are all as long as each other, and links that take no time."""
 
-    def slot(block: PipelineBlock | None) -> PipelineBlock | None:
-        return None if block is None else replace(block, time_us=1.0)
+    def slots(stage: PipelineStage) -> PipelineStage:
+        names = {"forward": 1.0, "backward": 2.0, **dict.fromkeys(("input_gradient", "weight_gradient"), 1.0)}
+        blocks = {name: (getattr(stage, name), us) for name, us in names.items()}
+        return replace(stage, **{name: replace(block, time_us=us) for name, (block, us) in blocks.items() if block})
 
-    stages = tuple(
-        replace(
-            one,
-            forward=replace(one.forward, time_us=1.0),
-            backward=replace(one.backward, time_us=2.0),
-            input_gradient=slot(one.input_gradient),
-            weight_gradient=slot(one.weight_gradient),
-        )
-        for one in job.stages
-    )
-    return replace(job, stages=stages, link=PipelineLink(), links={})
+    return replace(job, stages=tuple(map(slots, job.stages)), link=PipelineLink(), links={})

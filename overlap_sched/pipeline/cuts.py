@@ -9,7 +9,7 @@ back). Where several stages are dealt out in turn, or units are many, it is a lo
 while that helps.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, pairwise, permutations
@@ -48,10 +48,6 @@ def _longer_us(stage: PipelineStage) -> float:
     return 0.0 if stage.recomputed is None else stage.recomputed.whole_us - stage.whole_us
 
 
-def _sums(values: Iterable[float]) -> list[float]:
-    return [0.0, *accumulate(values)]
-
-
 @dataclass(frozen=True)
 class UnitCut:
     """A cut, and the units that run forward again in backward."""
@@ -70,16 +66,12 @@ def unit_cuts(job: PipelineJob, layout: StageLayout) -> tuple[list[UnitCut], flo
 
     That is so whatever is recomputed; infinite where parameters alone do not fit.
     """
-    found: dict[UnitCut, None] = {}
     parts = (None,) if job.memory_limit_bytes is None else (2.0, 1.0, 0.5, 0.0)  # of 1F1B's micro-batches in flight
     cutters = [_Cutter(job, layout, part) for part in parts]
-    for cutter in cutters:
-        cut = cutter.best()
-        if cut is not None:
-            found[UnitCut(cut, cutter.recomputed(cut))] = None
+    found = [UnitCut(cut, one.recomputed(cut)) for one in cutters if (cut := one.best()) is not None]
     first = job.stages[job.routes[0].stages[0]]  # at least, of one micro-batch:
     way_us = sum(stage.forward.time_us + stage.down_us for stage in job.stages) + first.whole_us - first.down_us
-    return list(found), max(cutters[-1].least_us(), way_us)
+    return list(dict.fromkeys(found)), max(cutters[-1].least_us(), way_us)
 
 
 class _Cutter:
@@ -89,8 +81,8 @@ class _Cutter:
         self._job, self._layout, self._part = job, layout, part
         self._units = [job.stages[stage] for stage in job.routes[0].stages]
         self._count, self._stages = len(self._units), layout.count(job.ranks)
-        self._forward = _sums(unit.forward.time_us for unit in self._units)
-        self._down, self._whole = (_sums(getattr(unit, of) for unit in self._units) for of in ("down_us", "whole_us"))
+        times = zip(*((one.forward.time_us, one.down_us, one.whole_us) for one in self._units), strict=True)
+        self._forward, self._down, self._whole = (list(accumulate(us, initial=0.0)) for us in times)
         self._halves = any(unit.splits for unit in self._units)
         self._scale = least_part(job)
         self._need = cache(self._need_of)
@@ -105,19 +97,15 @@ class _Cutter:
             return self._by_moves()
         most = dict[str, float]()
         cut = None
-        for what in ("busy_us", "stage_us", "least_us", "held"):
+        for what, close in (("busy_us", 0.01), ("stage_us", 0.0), ("least_us", 0.0), ("held", 0.0)):
             cut, _ = self._least(what, most)
             if cut is None:
                 return None
-            most[what] = self._worst(what, cut) * (
-                1 + (0.01 if what == "busy_us" else 1e-9)
-            )  # nearly: for stages that are alike
+            most[what] = self._worst(what, cut) * (1 + close)
         return cut
 
     def least_us(self) -> float:
         """The least that no cut is below, in microseconds."""
-        if self._count < self._stages:
-            return inf
         return self._spread_us() if not self._exact else self._least("least_us", {})[1]
 
     def recomputed(self, cut: Cut) -> tuple[int, ...]:
@@ -188,7 +176,9 @@ class _Cutter:
         cut = tuple(size + (s < more) for s in range(self._stages))
         best = self._badness(cut)
         while True:
-            stages = self._busiest(cut)
+            needs = self._needs(cut)
+            worst = max(range(len(needs)), key=lambda rank: (needs[rank].over, needs[rank].busy_us))
+            stages = self._layout.stages_of(worst, self._job.ranks)
             moved = [
                 tuple(n - (s == p) + (s == q) for s, n in enumerate(cut))
                 for p, q in permutations(range(self._stages), 2)
@@ -198,12 +188,6 @@ class _Cutter:
             if found[0] >= best:
                 return None if best[0] else cut
             best, cut = found
-
-    def _busiest(self, cut: Cut) -> tuple[int, ...]:
-        """The stages of the rank that is worst."""
-        needs = self._needs(cut)
-        worst = max(range(len(needs)), key=lambda rank: (needs[rank].over, needs[rank].busy_us))
-        return self._layout.stages_of(worst, self._job.ranks)
 
     def _badness(self, cut: Cut) -> tuple[float, ...]:
         squares = [sum(getattr(need, what) ** 2 for need in self._needs(cut)) for what in ("busy_us", "stage_us")]
@@ -256,22 +240,17 @@ class _Cutter:
         part, chosen = self._part, list[int]()
         if part is None:
             return (), 0
-        over = self._bytes(passing, part, ()) - limit
-        if over <= 0:
-            return (), 0
-        may = [unit for unit in passing if self._units[unit].recomputed is not None] if part else []
-        for unit in sorted(may, key=lambda one: self._freed(one, passing[one]), reverse=True):
-            chosen.append(unit)
-            over = self._bytes(passing, part, chosen) - limit
-            if over <= 0:
-                break
+        may = [unit for unit in reversed(passing) if part and self._units[unit].recomputed is not None]
+        may.sort(key=lambda unit: self._freed(unit, *passing[unit]))
+        while (over := self._bytes(passing, part, chosen) - limit) > 0 and may:
+            chosen.append(may.pop())
         return tuple(chosen), max(over, 0)
 
-    def _freed(self, unit: int, passing: tuple[int, int]) -> float:
+    def _freed(self, unit: int, count: int, in_flight: int) -> float:
         """Bytes per microsecond."""
-        again, (count, in_flight) = self._units[unit].recomputed, passing
-        freed = 0 if again is None else in_flight * (self._units[unit].saved_bytes - again.saved_bytes)
-        return freed / max(count * _longer_us(self._units[unit]), 1e-9)
+        one, longer_us = self._units[unit], _longer_us(self._units[unit])
+        again = one.recomputed or one
+        return in_flight * (one.saved_bytes - again.saved_bytes) / max(count * longer_us, 1e-9)
 
     def _bytes(self, passing: dict[int, tuple[int, int]], part: float, recomputed: Sequence[int]) -> int:
         """Bytes that a rank holds at once, about; with no micro-batch in flight, at least."""

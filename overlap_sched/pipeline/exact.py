@@ -13,6 +13,7 @@ Needs ``pip install "overlap_sched[exact]"``.
 """
 
 from collections import defaultdict
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import pairwise, product
@@ -23,11 +24,7 @@ from overlap_sched.pipeline.action import Action, ActionKind, PipelineSchedule
 from overlap_sched.pipeline.job import PipelineJob, PipelineStage
 from overlap_sched.pipeline.replay import block_of, replay_pipeline, transfer_us
 
-TICKS = 10_000
-"""Of the step that is known, where times have no common unit, or too small a one: more take longer to prove."""
 KINDS = (ActionKind.FORWARD, ActionKind.INPUT_GRADIENT, ActionKind.WEIGHT_GRADIENT)
-_BYTES = 10**9
-"""Sizes are counted in units such that a limit has at most so many; rounded down, as times are."""
 
 
 def solvable(job: PipelineJob, actions: int) -> bool:
@@ -78,11 +75,9 @@ def exact_pipeline(
         return None, 0.0
     tick_us, whole = _tick(times, most_us)
     horizon = int(most_us / tick_us) + 1
+    instant = partial(model.new_int_var, 0, horizon, "")
     busy: dict[int | tuple[int, int], list[Any]] = defaultdict(list)  # by rank, and by link
     live: list[list[tuple[Any, int]]] = [[] for _ in range(job.ranks)]
-
-    def instant() -> Any:
-        return model.new_int_var(0, horizon, "")
 
     def run(where: int | tuple[int, int], us: float) -> tuple[Any, Any]:
         begin, end = instant(), instant()
@@ -129,7 +124,7 @@ def exact_pipeline(
         model.add_no_overlap(intervals)
     for rank, limit in enumerate(limits or ()):
         room = limit - job.static_bytes[rank]
-        unit = max(1, room // _BYTES)
+        unit = max(1, room // 10**9)  # sizes are rounded down, as times are
         sizes = [(interval, size // unit) for interval, size in live[rank] if size >= unit]
         model.add_cumulative(*([one[k] for one in sizes] for k in (0, 1)), max(room // unit, 0))
     step = instant()
@@ -157,4 +152,5 @@ def _tick(times: list[float], most_us: float) -> tuple[float, bool]:
     """Return a tick, in microseconds, and whether all times are multiples of it."""
     unit_us = gcd(*(round(time_us * 1e3) for time_us in times)) / 1e3
     whole = all(abs(time_us * 1e3 - round(time_us * 1e3)) < 1e-6 for time_us in times)
-    return (unit_us, True) if whole and unit_us * TICKS >= most_us else (most_us / TICKS, False)
+    least_us = most_us / 10_000  # more ticks take longer to prove
+    return (unit_us, True) if whole and unit_us >= least_us else (least_us, False)

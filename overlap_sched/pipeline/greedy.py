@@ -24,11 +24,7 @@ F, B, W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.WEIGHT_GRADIENT
 
 
 def greedy_schedule(
-    job: PipelineJob,
-    wanted: Sequence[Sequence[Action]],
-    spare: Sequence[int] = (),
-    steady: bool = False,
-    pairs: bool = False,
+    job: PipelineJob, wanted: Sequence[Sequence[Action]], steady: bool = False, pairs: bool = False
 ) -> PipelineSchedule | None:
     """Run a job in such orders; ``None``: it comes to a stop, as ranks wait for room.
 
@@ -38,11 +34,10 @@ def greedy_schedule(
     Args:
         job: As a layout has placed it.
         wanted: Per rank, all of its passes; ``B`` stands for ``I`` where there are halves.
-        spare: Bytes per rank that are left free.
         steady: From its first stage's first gradient to that one's last forward, a rank takes its passes in turn.
         pairs: A forward and a backward that are both there run together, where that saves time.
     """
-    return _GreedyRun(job, wanted, spare or (0,) * job.ranks, steady, pairs).finish()
+    return _GreedyRun(job, wanted, steady, pairs).finish()
 
 
 class _GreedyRun:
@@ -59,9 +54,7 @@ class _GreedyRun:
         room: Per rank, bytes for what is saved, kept and coming. coming: Those of outputs under way to it, or waiting.
     """
 
-    def __init__(
-        self, job: PipelineJob, wanted: Sequence[Sequence[Action]], spare: Sequence[int], steady: bool, pairs: bool
-    ) -> None:
+    def __init__(self, job: PipelineJob, wanted: Sequence[Sequence[Action]], steady: bool, pairs: bool) -> None:
         self.job, self.left, self._steady, self._pairs = job, list(map(list, wanted)), steady, pairs
         self.wakes: list[tuple[float, int]] = [(0.0, rank) for rank in range(job.ranks)]
         self.orders: list[list[Item]] = [[] for _ in range(job.ranks)]
@@ -73,11 +66,11 @@ class _GreedyRun:
             self._there["F"][route.stages[0]] = [0.0] * len(route.micro_batches)
         self._free_us, self._stream = [0.0] * job.ranks, defaultdict[tuple[int, int], float](float)
         self.coming = [0] * job.ranks
-        self.room = []
-        for rank, limit in enumerate(job.memory_limit_bytes or (2**62,) * job.ranks):
-            blocks = [job.stages[s].block(kind) for s in job.stages_of[rank] for kind in COMPUTE]
-            passing = max(block.transient_bytes + block.output_bytes for block in blocks if block is not None)
-            self.room.append(limit - job.static_bytes[rank] - spare[rank] - passing)
+        self.room = list(job.memory_limit_bytes or (2**62,) * job.ranks)
+        for rank, stages in enumerate(job.stages_of):
+            blocks = [block for s in stages for kind in COMPUTE if (block := job.stages[s].block(kind)) is not None]
+            passing = max(block.transient_bytes + block.output_bytes for block in blocks)
+            self.room[rank] -= job.static_bytes[rank] + passing
 
     def finish(self) -> PipelineSchedule | None:
         """Run to the end; ``None``: it comes to a stop."""

@@ -9,17 +9,16 @@ problem*, Management Science 42, 1996, move only what is critical, too)::
     rank 1      ...| F |B|            =>          | F |B|
             longest: F W F -> F B -> B              F F -> F B -> B
 
-Of all such moves the best that was not undone lately is made, even where the step becomes longer for a while.
+Of all such moves of what was not moved lately the best is made, even where the step becomes longer for a while.
 """
 
 from collections.abc import Iterator
-from itertools import islice, product
+from itertools import islice
 from math import inf
 from typing import NamedTuple
 
 from overlap_sched.pipeline.action import ActionKind, Pair, PipelineSchedule, parts
 from overlap_sched.pipeline.replay import NONE, Orders, PipelineClock, excess_bytes
-from overlap_sched.pipeline.tuning import TUNING
 
 SAME = 1e-9
 """Steps that differ by less are equal (part of the step)."""
@@ -58,40 +57,29 @@ class _TabuWalk:
     def __init__(self, times: PipelineClock, schedule: PipelineSchedule) -> None:
         self.times = times
         self.now = self.best = self.times.orders_of(schedule)
+        self._actions = [parts(item)[0] for item in times.items]
         self.best_us, self.tried, self._turn = self.times.step_us(self.now), 0, 0
-        self._tabu: dict[tuple[int, int], int] = {}
+        self._tabu: dict[int, int] = {}  # by action, the turn until which it stays
 
     def go_on(self) -> bool:
         """Make one move; ``False``: there is none."""
         self._turn += 1
         times = self.times
         times.step_us(self.now)
-        found: list[tuple[float, int, PipelineMove]] = []
+        found: list[tuple[float, PipelineMove, Orders]] = []
         for move in dict.fromkeys(self._moves()):
             made = self._moved(move)
-            if made is None or self._tabu.get(self._makes(move), 0) > self._turn:
-                continue
-            self.tried += 1
-            step_us = times.step_us(made)
-            if step_us < inf:
-                found.append((step_us, len(found), move))
-        for step_us, _, move in sorted(found, key=lambda one: one[:2])[:8]:  # to look at memory takes as long as 8
-            made = self._moved(move)
-            assert made is not None
-            if not any(excess_bytes(times.job, times.replay(times.schedule_of(made, "")))):
-                order = self.now[move.rank]
-                self._tabu[order[move.at], order[move.at - 1] if move.at else NONE] = self._turn + TUNING.tabu
+            if made is not None and self._tabu.get(self.now[move.rank][move.at], 0) <= self._turn:
+                self.tried += 1
+                found.append((times.step_us(made), move, made))
+        for step_us, move, made in sorted(found, key=lambda one: one[0])[:8]:  # memory is dear to look at
+            if step_us < inf and not any(excess_bytes(times.job, times.replay(times.schedule_of(made, "")))):
+                self._tabu[self.now[move.rank][move.at]] = self._turn + 12
                 self.now = made
                 if step_us < self.best_us * (1 - SAME):
                     self.best, self.best_us = made, step_us
                 return True
         return False
-
-    def _makes(self, move: PipelineMove) -> tuple[int, int]:
-        """Name what a move makes: an action behind another."""
-        order = self.now[move.rank]
-        before = move.to if move.to > move.at else move.to - 1
-        return order[move.at], order[before] if before >= 0 else NONE
 
     def _moves(self) -> Iterator[PipelineMove]:
         """Yield what changes the longest path, of the schedule that was timed last."""
@@ -109,7 +97,7 @@ class _TabuWalk:
                 yield from (PipelineMove(rank, p, k) for p in islice(later, 3))
 
     def _is_weights(self, one: int) -> bool:
-        return parts(self.times.items[one])[0].kind is ActionKind.WEIGHT_GRADIENT
+        return self._actions[one].kind is ActionKind.WEIGHT_GRADIENT
 
     def _longest(self) -> list[tuple[int, int]]:
         """Return the ranks and positions of the chain of actions that ends last, from its end."""
@@ -143,8 +131,6 @@ class _TabuWalk:
 
     def _keep(self, one: int, other: int) -> bool:
         """Tell whether two actions keep their order: of one stage, and of one micro-batch or kind, or an update."""
-        return any(
-            None in (a.micro_batch, b.micro_batch)
-            or (a.stage == b.stage and (a.micro_batch == b.micro_batch or a.kind == b.kind))
-            for a, b in product(parts(self.times.items[one]), parts(self.times.items[other]))
-        )
+        a, b = self._actions[one], self._actions[other]
+        alike = a.micro_batch == b.micro_batch or a.kind == b.kind
+        return None in (a.micro_batch, b.micro_batch) or (a.stage == b.stage and alike)

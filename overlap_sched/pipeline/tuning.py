@@ -13,8 +13,6 @@ class Tuning:
     """Actions in all schedules that are timed while one is improved, per unit of effort: the price of a walk."""
     most_trials: int = 1_000
     """Schedules that are timed then at most, per unit of effort: the price of a walk of a small job."""
-    tabu: int = 12
-    """So many moves a move may not be undone. 0: 3 of 8 jobs 1.3 to 3.4 % longer; 4 and 30: the same."""
     solved_actions: int = 192
     """Forwards, input and weight gradients of jobs that are solved exactly, per unit of effort: the price of proofs."""
     solver_work: float = 3.0

@@ -1,9 +1,10 @@
 """The shortest schedule of a job that is found within its memory limits, its stages laid out and cut in several ways.
 
 Per layout: cuts as equal as may be and as written, with what has to be recomputed for so many micro-batches in flight
-(:mod:`~overlap_sched.pipeline.cuts`). Per cut: the named schedules that it may have, and repeated
-blocks (:mod:`~overlap_sched.pipeline.blocks`). Of the cuts whose schedules are shortest, some schedules are improved;
-small jobs are solved exactly, where OR-tools is installed.
+(:mod:`~overlap_sched.pipeline.cuts`). Per cut: the named schedules that it may have, repeated blocks
+(:mod:`~overlap_sched.pipeline.blocks`), and ranks that run ahead by more and less
+(:mod:`~overlap_sched.pipeline.greedy`). Of the cuts whose schedules are shortest, some schedules are improved; small
+jobs are solved exactly, where OR-tools is installed.
 """
 
 from bisect import insort
@@ -15,12 +16,12 @@ from math import inf
 from typing import NamedTuple
 
 from overlap_sched.errors import PipelineError
-from overlap_sched.pipeline.action import PipelineSchedule
+from overlap_sched.pipeline.action import Action, PipelineSchedule
 from overlap_sched.pipeline.blocks import BLOCKS, block_orders, time_in_slots
 from overlap_sched.pipeline.compare import FEW, PlannedPipeline, measure_schedule, stages_per_rank
 from overlap_sched.pipeline.cuts import UnitCut, best_cut, unit_cuts
 from overlap_sched.pipeline.exact import exact_pipeline, solvable
-from overlap_sched.pipeline.greedy import greedy_schedule
+from overlap_sched.pipeline.greedy import Lead, greedy_schedule
 from overlap_sched.pipeline.improve import SAME, improve_schedule
 from overlap_sched.pipeline.job import PipelineJob, recompute_stages
 from overlap_sched.pipeline.judge import limited_bound_us, violation
@@ -87,6 +88,10 @@ class LayoutSearch:
     bound_us: float = 0.0
     made: list[MadeSchedule] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self._seen = set[object]()
+        self._pairs = (False, True) if least_part(self.clock.job) < 1.0 else (False,)
+
     @property
     def step_us(self) -> float:
         """The step of the shortest; infinite: none was made."""
@@ -113,24 +118,43 @@ class LayoutSearch:
 
         ``best_us``: of all layouts; what is much longer is not looked at for memory.
         """
-        placed, clock, seen = self.clock.job, self.clock, set[object]()
-        pairs = (False, True) if least_part(placed) < 1.0 else (False,)
-        for job, shape, steady, paired in product((time_in_slots(placed), placed), BLOCKS, (True, False), pairs):
-            wanted, within = block_orders(job, shape), job
-            for _ in range(4):  # with less room where it does not fit
-                found = greedy_schedule(within, wanted, steady, paired)
-                if found is None or found.orders in seen:
-                    break
-                seen.add(found.orders)
-                schedule = placed.with_updates(found)
-                if clock.step_us(clock.orders_of(schedule)) > 1.05 * min(best_us, self.step_us):
-                    break
-                excess = excess_bytes(placed, clock.replay(schedule))
-                if not any(excess):
-                    self._add(schedule, "repeated blocks")
-                    break
-                left = zip(within.memory_limit_bytes or (), excess, strict=True)
-                within = replace(within, memory_limit_bytes=tuple(max(limit - more, 0) for limit, more in left))
+        placed = self.clock.job
+        ways = product((time_in_slots(placed), placed), BLOCKS, (True, False), self._pairs)
+        for job, shape, steady, pairs in ways:
+            self._run(job, block_orders(job, shape), "repeated blocks", best_us, steady, pairs)
+
+    def add_leads(self, best_us: float = inf) -> None:
+        """Add schedules of ranks that run ahead by more and less; ``best_us``: as for blocks."""
+        for forwards, weights, pairs in product((-1, 0, 1, 4), (0, 1, 2, 4, 64), self._pairs):
+            self._run(
+                self.clock.job, Lead(forwards, weights), f"{forwards} ahead, {weights} waiting", best_us, pairs=pairs
+            )
+
+    def _run(
+        self,
+        job: PipelineJob,
+        wanted: Sequence[Sequence[Action]] | Lead,
+        made_from: str,
+        best_us: float,
+        steady: bool = False,
+        pairs: bool = False,
+    ) -> None:
+        """Add what the list scheduler makes of a job like this one, with less room where it does not fit."""
+        placed, clock = self.clock.job, self.clock
+        for _ in range(4):
+            found = greedy_schedule(job, wanted, steady, pairs)
+            if found is None or found.orders in self._seen:
+                break
+            self._seen.add(found.orders)
+            schedule = placed.with_updates(found)
+            if clock.step_us(clock.orders_of(schedule)) > 1.05 * min(best_us, self.step_us):
+                break
+            excess = excess_bytes(placed, clock.replay(schedule))
+            if not any(excess):
+                self._add(schedule, made_from)
+                break
+            left = zip(job.memory_limit_bytes or (), excess, strict=True)
+            job = replace(job, memory_limit_bytes=tuple(max(limit - more, 0) for limit, more in left))
 
     def improve(self, effort: int) -> None:
         """Add what the shortest become, one of each step."""
@@ -181,6 +205,7 @@ def find_pipeline(
 
     go_on("named schedules", trials, LayoutSearch.add_named)
     go_on("repeated blocks", trials, lambda trial: trial.add_blocks(best_us))
+    go_on("running ahead", trials, lambda trial: trial.add_leads(best_us))
     shortest = sorted((trial for trial in trials if trial.made), key=lambda trial: trial.step_us)
     go_on("improving", shortest[: TUNING.improved], lambda trial: trial.improve(effort))
     most = min(TUNING.solved_actions * effort, 800)

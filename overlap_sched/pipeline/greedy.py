@@ -13,8 +13,11 @@ turn that is as long and needs as much.
 
 import heapq
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import islice
 from math import inf
+from typing import NamedTuple
 
 from overlap_sched.pipeline.action import COMPUTE, Action, ActionKind, Item, Pair, PipelineSchedule, parts
 from overlap_sched.pipeline.job import PipelineJob
@@ -23,18 +26,30 @@ from overlap_sched.pipeline.replay import block_of, item_us, transfer_us
 F, B, W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.WEIGHT_GRADIENT
 
 
+class Lead(NamedTuple):
+    """How far ranks run ahead; a rank takes a backward that is there, else a forward that it may, else what waits.
+
+    Attributes:
+        forwards: Those without their backwards, per stage, beyond 1F1B's: one for each stage behind it, and its own.
+        weights: Weight gradients that may wait while other passes are there.
+    """
+
+    forwards: int
+    weights: int
+
+
 def greedy_schedule(
-    job: PipelineJob, wanted: Sequence[Sequence[Action]], steady: bool = False, pairs: bool = False
+    job: PipelineJob, wanted: Sequence[Sequence[Action]] | Lead, steady: bool = False, pairs: bool = False
 ) -> PipelineSchedule | None:
-    """Run a job in such orders; ``None``: it comes to a stop, as ranks wait for room.
+    """Run a job so; ``None``: it comes to a stop, as ranks wait for room.
 
     Limits are kept to by activations and inputs that wait; :func:`~overlap_sched.pipeline.replay.pipeline_peaks` counts
     all.
 
     Args:
         job: As a layout has placed it.
-        wanted: Per rank, all of its passes; ``B`` stands for ``I`` where there are halves.
-        steady: From its first stage's first gradient to that one's last forward, a rank takes its passes in turn.
+        wanted: Per rank, all of its passes, ``B`` standing for ``I`` where there are halves; or the lead of all ranks.
+        steady: From its first stage's first gradient to that one's last forward, a rank takes what it wants in turn.
         pairs: A forward and a backward that are both there run together, where that saves time.
     """
     return _GreedyRun(job, wanted, steady, pairs).finish()
@@ -48,23 +63,29 @@ class _GreedyRun:
     Attributes:
         wakes: When a rank is to look again for what it may begin: a heap of times and ranks.
         orders: Per rank, what it has begun.
-        left: Per rank, what it has not.
+        left: Per rank, what it has not, in the order that it wants.
         batches: Per stage, its micro-batches. begun: How many of them, forward and backward (I or B).
         waiting: Per stage, the micro-batches whose weight gradients wait.
         room: Per rank, bytes for what is saved, kept and coming. coming: Those of outputs under way to it, or waiting.
     """
 
-    def __init__(self, job: PipelineJob, wanted: Sequence[Sequence[Action]], steady: bool, pairs: bool) -> None:
-        self.job, self.left, self._steady, self._pairs = job, list(map(list, wanted)), steady, pairs
+    def __init__(self, job: PipelineJob, wanted: Sequence[Sequence[Action]] | Lead, steady: bool, pairs: bool) -> None:
+        self.job, self._steady, self._pairs = job, steady, pairs
         self.wakes: list[tuple[float, int]] = [(0.0, rank) for rank in range(job.ranks)]
         self.orders: list[list[Item]] = [[] for _ in range(job.ranks)]
         self.batches = [route.micro_batches for route in job.route_of]
+        self._find: Callable[[float, int, Sequence[ActionKind]], Action | None] = self._next_wanted
+        if isinstance(wanted, Lead):
+            self._find, wanted = partial(self._next_led, wanted), [self._passes(own) for own in job.stages_of]
+        self.left = [dict.fromkeys(order) for order in wanted]
         self.begun = {kind: [0] * len(job.stages) for kind in "FB"}
         self.waiting: list[deque[int]] = [deque() for _ in job.stages]
         self._there: dict[str, list[list[float]]] = {kind: [[] for _ in job.stages] for kind in "FB"}
         for route in job.routes:
             self._there["F"][route.stages[0]] = [0.0] * len(route.micro_batches)
         self._free_us, self._stream = [0.0] * job.ranks, defaultdict[tuple[int, int], float](float)
+        self._depth = {s: k for route in job.routes for k, s in enumerate(route.stages)}
+        self._last_first = [sorted(own, key=self._depth.__getitem__, reverse=True) for own in job.stages_of]
         self.coming = [0] * job.ranks
         self.room = list(job.memory_limit_bytes or (2**62,) * job.ranks)
         for rank, stages in enumerate(job.stages_of):
@@ -100,39 +121,73 @@ class _GreedyRun:
         there, k = self._there[kind][s], self.begun[kind][s]
         return there[k] if k < len(there) else inf
 
+    def _passes(self, stages: Sequence[int]) -> list[Action]:
+        """All passes of some stages, in no order."""
+        kinds = {s: (F, B, W) if self.job.stages[s].splits else (F, B) for s in stages}
+        return [Action(kind, s, m) for s in stages for kind in kinds[s] for m in self.batches[s]]
+
     def _take(self, time_us: float, rank: int) -> Item | None:
-        """Take what a rank begins from what it wants."""
-        left, k = self.left[rank], self._first(time_us, rank, (F, B, W))
-        if k is None:
+        """Take what a rank begins from what is left for it."""
+        left, one = self.left[rank], self._find(time_us, rank, (F, B, W))
+        if one is None:
             return None
-        one = left.pop(k)
-        other = self._first(time_us, rank, (B if one.kind is F else F,)) if self._pairs and one.kind is not W else None
+        del left[one]
+        other = self._find(time_us, rank, (B if one.kind is F else F,)) if self._pairs and one.kind is not W else None
         if other is not None:
-            pair = Pair(*sorted((one, left[other]), key=lambda action: action.kind is B))
+            pair = Pair(*sorted((one, other), key=lambda action: action.kind is B))
             if item_us(self.job, pair) < sum(item_us(self.job, action) for action in pair):
                 del left[other]
-                if self.job.stages[pair.backward.stage].splits:
-                    left.remove(pair.backward._replace(kind=W))
+                left.pop(pair.backward._replace(kind=W), None)
                 return pair
         return one if one.kind is not B else one._replace(kind=self._back(one.stage))
 
-    def _first(self, time_us: float, rank: int, kinds: Sequence[ActionKind]) -> int | None:
-        """Find the first pass that a rank may begin, of such kinds, in what is left for it."""
+    def _next_led(self, lead: Lead, time_us: float, rank: int, kinds: Sequence[ActionKind]) -> Action | None:
+        """Find what a rank may begin by its lead, of such kinds: of the last stages on the way first."""
+        own = self._last_first[rank]
+        waiting = [Action(W, s, self.waiting[s][0]) for s in own if self.waiting[s] and W in kinds]
+        weights = min(waiting, key=lambda one: one.micro_batch or 0, default=None)
+        if weights is not None and sum(len(self.waiting[s]) for s in own) > lead.weights:
+            return weights
+        ready = (
+            Action(kind, s, self.batches[s][self.begun[kind][s]])
+            for kind in (B, F)
+            for s in own
+            if kind in kinds and self._next_us(kind, s) <= time_us and (kind is B or self._leads_so(rank, s, lead))
+        )
+        return next(ready, weights)
+
+    def _leads_so(self, rank: int, stage: int, lead: Lead) -> bool:
+        """Tell whether there is room for a forward, and for its micro-batch in all later stages of the rank."""
+        own, stages = self._last_first[rank], self.job.stages
+        new = own[: own.index(stage) + 1]
+        begun = sum(self.begun["F"][s] - self.begun["B"][s] for s in own)
+        behind = sum(len(self.job.route_of[s].stages) - self._depth[s] for s in own)
+        if begun and begun + len(new) > max(-(-behind // len(own)) + lead.forwards, 1) * len(own):
+            return False
+        more = sum(stages[s].saved_bytes for s in new) - self._input_bytes(Action(F, stage))
+        return self._held_bytes(rank) + self.coming[rank] + more <= self.room[rank]
+
+    def _held_bytes(self, rank: int) -> int:
+        """Bytes of what is saved and kept."""
+        return sum(
+            (self.begun["F"][s] - self.begun["B"][s]) * self.job.stages[s].saved_bytes
+            + len(self.waiting[s]) * self.job.stages[s].kept_bytes
+            for s in self.job.stages_of[rank]
+        )
+
+    def _next_wanted(self, time_us: float, rank: int, kinds: Sequence[ActionKind]) -> Action | None:
+        """Find the first pass that a rank may begin, of such kinds, in the order that it wants."""
         stages, own = self.job.stages, self.job.stages_of[rank]
         room, last = self.room[rank] - self.coming[rank], self.begun["F"][own[0]] == len(self.batches[own[0]])
-        live = most = sum(
-            (self.begun["F"][s] - self.begun["B"][s]) * stages[s].saved_bytes
-            + len(self.waiting[s]) * stages[s].kept_bytes
-            for s in own
-        )
-        weights: int | None = None
+        live = most = self._held_bytes(rank)
+        weights: Action | None = None
         in_turn = self._steady and self.begun["B"][own[0]] > 0 and not last
-        for k, action in enumerate(self.left[rank][: 1 if in_turn else 48]):  # as far as pays
+        for action in islice(self.left[rank], 1 if in_turn else 48):  # as far as pays
             kind, s, m = action
             if kind is W:
                 more, there = -stages[s].kept_bytes, m in list(self.waiting[s])[:1]
                 if there and last:
-                    weights, there = k if weights is None else weights, False
+                    weights, there = action if weights is None else weights, False
             else:
                 there = self._next_us(kind, s) <= time_us and self.batches[s][self.begun[kind][s]] == m
                 more = stages[s].saved_bytes
@@ -141,7 +196,7 @@ class _GreedyRun:
                 else:
                     there = there and most + more - self._input_bytes(action) <= room
             if there and kind in kinds:
-                return k
+                return action
             live += more
             most = max(most, live)
         return weights if W in kinds else None

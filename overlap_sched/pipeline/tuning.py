@@ -11,7 +11,7 @@ class Tuning:
     """So many cuts, and schedules of each, are improved, the shortest first: the price of each is a walk."""
     timed_actions: int = 1_300_000
     """Actions in all schedules that are timed while one is improved, per unit of effort: the price of a walk."""
-    most_trials: int = 1_000
+    most_trials: int = 2_000
     """Schedules that are timed then at most, per unit of effort: the price of a walk of a small job."""
     solved_actions: int = 192
     """Forwards, input and weight gradients of jobs that are solved exactly, per unit of effort: the price of proofs."""

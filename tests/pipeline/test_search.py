@@ -8,12 +8,12 @@ from itertools import accumulate, combinations, pairwise, product
 import pytest
 
 from overlap_sched.errors import PipelineError
-from overlap_sched.pipeline.action import PipelineSchedule, forward, input_gradient, weight_gradient
+from overlap_sched.pipeline.action import ActionKind, PipelineSchedule, forward, input_gradient, weight_gradient
 from overlap_sched.pipeline.best import FOUND, LayoutSearch, find_pipeline
 from overlap_sched.pipeline.blocks import BLOCKS, block_orders
 from overlap_sched.pipeline.cuts import UnitCut, best_cut, unit_cuts
 from overlap_sched.pipeline.exact import exact_pipeline, solvable
-from overlap_sched.pipeline.greedy import greedy_schedule
+from overlap_sched.pipeline.greedy import Lead, greedy_schedule
 from overlap_sched.pipeline.improve import improve_schedule
 from overlap_sched.pipeline.job import PipelineBlock, PipelineJob, PipelineLink, PipelineStage
 from overlap_sched.pipeline.judge import limited_bound_us, pipeline_bound_us, violation
@@ -70,7 +70,7 @@ def test_a_clock_that_knows_other_schedules_times_as_the_judge_does(seed: int) -
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_what_is_run_in_any_order_of_blocks_is_valid(seed: int) -> None:
+def test_what_is_run_in_any_order_of_blocks_or_ahead_is_valid(seed: int) -> None:
     """One stage without halves; stages dealt out, folded, or in two directions."""
     rng = random.Random(seed)
     ranks, chunks = rng.randint(1, 4), rng.randint(1, 3)
@@ -78,8 +78,9 @@ def test_what_is_run_in_any_order_of_blocks_is_valid(seed: int) -> None:
     whole = replace(job.stages[0], input_gradient=None, weight_gradient=None)
     layouts = StageLayout("looped", chunks), *([FOLDED] if chunks == 2 else []), *([MIRRORED] if chunks == 1 else [])
     job = rng.choice(layouts).put(replace(job, stages=(whole, *job.stages[1:])))
-    for shape, steady in product(BLOCKS[::3], (False, True)):
-        made = greedy_schedule(job, block_orders(job, shape), steady=steady)
+    orders = product((block_orders(job, shape) for shape in BLOCKS[::3]), (False, True))
+    for wanted, steady in (*orders, *((Lead(forwards, rng.randint(0, 3)), False) for forwards in (-1, 0, 4))):
+        made = greedy_schedule(job, wanted, steady=steady)
         assert made is not None
         assert violation(job, job.with_updates(made)) is None
         assert measure_pipeline(job, made).step_us >= pipeline_bound_us(job) - 1e-9
@@ -91,10 +92,33 @@ def test_what_is_kept_of_blocks_fits(seed: int) -> None:
     job = replace(uneven(3, 6, 2, random.Random(seed)), link=PipelineLink(9.0))
     every = [peaks(job, one) for one in in_blocks(job)]
     job = replace(job, memory_limit_bytes=sorted(every, key=sum)[len(every) // 2])
-    search = search_of(job)
-    search.add_blocks()
-    assert len(search.made) >= 5
-    assert all(fits(job, made.schedule) for made in search.made)
+    for add in (LayoutSearch.add_blocks, LayoutSearch.add_leads):
+        add(search := search_of(job))
+        assert len(search.made) >= 5
+        assert all(fits(job, made.schedule) for made in search.made)
+
+
+@pytest.mark.parametrize("ahead", [-1, 0, 2])
+@pytest.mark.parametrize("waiting", [0, 2])
+def test_a_rank_runs_ahead_by_its_lead(ahead: int, waiting: int) -> None:
+    """As 1F1B does, by one forward less, or by two more; and no more weight gradients wait than are to."""
+    job = uniform(4, 8)
+    made = greedy_schedule(job, Lead(ahead, waiting))
+    assert made is not None
+    for rank, order in enumerate(made.orders):
+        kinds = [item.kind for item in order]
+        flight, late = (
+            max(accumulate((kind is more) - (kind is less) for kind in kinds))
+            for more, less in (
+                (ActionKind.FORWARD, ActionKind.INPUT_GRADIENT),
+                (ActionKind.INPUT_GRADIENT, ActionKind.WEIGHT_GRADIENT),
+            )
+        )
+        assert flight <= max(4 - rank + ahead, 1) <= flight + 2 * (rank > 0)
+        assert 1 <= late <= waiting + 1
+    whole = replace(job.stages[0], input_gradient=None, weight_gradient=None)
+    made = greedy_schedule(job := replace(job, stages=(whole,) * 4), Lead(0, waiting))
+    assert made == replace(lay_out_named(job, NAMED[1])[1], name="found")
 
 
 @pytest.mark.parametrize("seed", range(10))

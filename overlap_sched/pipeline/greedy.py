@@ -162,7 +162,7 @@ class _GreedyRun:
         new = own[: own.index(stage) + 1]
         begun = sum(self.begun["F"][s] - self.begun["B"][s] for s in own)
         behind = sum(len(self.job.route_of[s].stages) - self._depth[s] for s in own)
-        if begun and begun + len(new) > max(-(-behind // len(own)) + lead.forwards, 1) * len(own):
+        if begun + len(new) > max(-(-behind // len(own)) + lead.forwards, 1) * len(own):
             return False
         more = sum(stages[s].saved_bytes for s in new) - self._input_bytes(Action(F, stage))
         return self._held_bytes(rank) + self.coming[rank] + more <= self.room[rank]

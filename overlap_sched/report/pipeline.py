@@ -290,12 +290,12 @@ def varied_table(varied: Varied) -> Table:
         cells = [""] * 4
         if one is not None:
             step_us, peak = one.replay.step_us, max(peak.bytes for peak in one.peaks)
-            cells = [duration(step_us), duration(step_us / one.job.micro_batches), size(peak)]
+            cells = [duration(step_us), duration(step_us * one.job.ranks / one.job.micro_batches), size(peak)]
             cells.append(f"{gap_percent(step_us, one.bound_us):.2f} %")
         rows.append(["none fits" if one is None else one.name, *values, *cells])
     names = (name.replace("_", "-") for name, _ in varied[0][0])
-    caption = "Simulated. The shortest schedule that fits; links: factor on their bandwidth between stages."
-    return captioned_table("What if", caption, (*names, "step", "per micro-batch", "peak", "gap"), "schedule", rows)
+    caption = "Simulated. The shortest that fits; rank time: of all ranks, per micro-batch; links: factor on bandwidth."
+    return captioned_table("What if", caption, (*names, "step", "rank time", "peak", "gap"), "schedule", rows)
 
 
 def find_shortest(planned: Sequence[PlannedPipeline]) -> PlannedPipeline | None:

@@ -16,12 +16,12 @@ from math import inf
 from typing import NamedTuple
 
 from overlap_sched.errors import PipelineError
-from overlap_sched.pipeline.action import Action, PipelineSchedule
+from overlap_sched.pipeline.action import PipelineSchedule
 from overlap_sched.pipeline.blocks import BLOCKS, block_orders, time_in_slots
 from overlap_sched.pipeline.compare import FEW, PlannedPipeline, measure_schedule, stages_per_rank
 from overlap_sched.pipeline.cuts import UnitCut, best_cut, unit_cuts
 from overlap_sched.pipeline.exact import exact_pipeline, solvable
-from overlap_sched.pipeline.greedy import Lead, greedy_schedule
+from overlap_sched.pipeline.greedy import Lead, Wanted, greedy_schedule
 from overlap_sched.pipeline.improve import SAME, improve_schedule
 from overlap_sched.pipeline.job import PipelineJob, recompute_stages
 from overlap_sched.pipeline.judge import limited_bound_us, violation
@@ -78,7 +78,7 @@ class LayoutSearch:
         units: The job before it is.
         clock: Of the job.
         bound_us: None is shorter, within the limits.
-        made: Those that fit, the shortest first.
+        made: Those that fit, the shortest first, each with another step; no more than may be improved are looked for.
     """
 
     layout: StageLayout
@@ -97,13 +97,22 @@ class LayoutSearch:
         """The step of the shortest; infinite: none was made."""
         return self.made[0].step_us if self.made else inf
 
-    def _add(self, schedule: PipelineSchedule, made_from: str) -> None:
-        """Keep a schedule if it is valid and fits."""
+    def _add(self, schedule: PipelineSchedule, made_from: str) -> Sequence[int]:
+        """Keep a schedule that is valid, fits, and is useful; return by how many bytes each rank exceeds its limit."""
         job = self.clock.job
-        if violation(job, schedule) is None:
-            replay = self.clock.replay(schedule)
-            if not any(excess_bytes(job, replay)):
-                insort(self.made, MadeSchedule(replay.step_us, schedule, made_from), key=lambda one: one.step_us)
+        if violation(job, schedule) is not None:
+            return ()
+        replay = self.clock.replay(schedule)
+        excess = excess_bytes(job, replay)
+        if not any(excess) and self._useful(replay.step_us):
+            insort(self.made, MadeSchedule(replay.step_us, schedule, made_from), key=lambda one: one.step_us)
+        return excess
+
+    def _useful(self, step_us: float) -> bool:
+        """Tell whether a schedule may be improved: few are shorter, and none is as long."""
+        steps = [one.step_us for one in self.made[: TUNING.improved]]
+        as_long = any(abs(step_us - one_us) <= SAME * step_us for one_us in steps)
+        return not as_long and (len(steps) < TUNING.improved or step_us < steps[-1])
 
     def add_named(self) -> None:
         """Add those that are laid out so."""
@@ -119,49 +128,38 @@ class LayoutSearch:
         ``best_us``: of all layouts; what is much longer is not looked at for memory.
         """
         placed = self.clock.job
-        ways = product((time_in_slots(placed), placed), BLOCKS, (True, False), self._pairs)
-        for job, shape, steady, pairs in ways:
+        for job, shape, steady, pairs in product((time_in_slots(placed), placed), BLOCKS, (True, False), self._pairs):
             self._run(job, block_orders(job, shape), "repeated blocks", best_us, steady, pairs)
 
     def add_leads(self, best_us: float = inf) -> None:
         """Add schedules of ranks that run ahead by more and less; ``best_us``: as for blocks."""
         for forwards, weights, pairs in product((-1, 0, 1, 4), (0, 1, 2, 4, 64), self._pairs):
-            self._run(
-                self.clock.job, Lead(forwards, weights), f"{forwards} ahead, {weights} waiting", best_us, pairs=pairs
-            )
+            made_from = f"{forwards} ahead, {weights} waiting"
+            self._run(self.clock.job, Lead(forwards, weights), made_from, best_us, False, pairs)
 
-    def _run(
-        self,
-        job: PipelineJob,
-        wanted: Sequence[Sequence[Action]] | Lead,
-        made_from: str,
-        best_us: float,
-        steady: bool = False,
-        pairs: bool = False,
-    ) -> None:
+    def _run(self, job: PipelineJob, wanted: Wanted, made_from: str, best_us: float, steady: bool, pairs: bool) -> None:
         """Add what the list scheduler makes of a job like this one, with less room where it does not fit."""
-        placed, clock = self.clock.job, self.clock
+        clock = self.clock
         for _ in range(4):
             found = greedy_schedule(job, wanted, steady, pairs)
             if found is None or found.orders in self._seen:
                 break
             self._seen.add(found.orders)
-            schedule = placed.with_updates(found)
-            if clock.step_us(clock.orders_of(schedule)) > 1.05 * min(best_us, self.step_us):
+            schedule = clock.job.with_updates(found)
+            step_us = clock.step_us(clock.orders_of(schedule))
+            if step_us > 1.05 * min(best_us, self.step_us) or not self._useful(step_us):
                 break
-            excess = excess_bytes(placed, clock.replay(schedule))
+            excess = self._add(schedule, made_from)
             if not any(excess):
-                self._add(schedule, made_from)
                 break
             left = zip(job.memory_limit_bytes or (), excess, strict=True)
             job = replace(job, memory_limit_bytes=tuple(max(limit - more, 0) for limit, more in left))
 
     def improve(self, effort: int) -> None:
-        """Add what the shortest become, one of each step."""
+        """Add what the shortest become."""
         actions = sum(map(len, self.made[0].schedule.orders))
         count = effort * min(TUNING.timed_actions // actions, TUNING.most_trials)
-        unlike = {round(one.step_us, 3): one for one in reversed(self.made)}
-        for _, one in sorted(unlike.items())[: TUNING.improved]:
+        for one in self.made[: TUNING.improved]:
             schedule = improve_schedule(self.clock, one.schedule, self.bound_us, count)
             self._add(schedule, f"{one.made_from}, improved")
 

@@ -38,8 +38,12 @@ class Lead(NamedTuple):
     weights: int
 
 
+Wanted = Sequence[Sequence[Action]] | Lead
+"""Per rank, all of its passes, ``B`` standing for ``I`` where there are halves; or the lead of all ranks."""
+
+
 def greedy_schedule(
-    job: PipelineJob, wanted: Sequence[Sequence[Action]] | Lead, steady: bool = False, pairs: bool = False
+    job: PipelineJob, wanted: Wanted, steady: bool = False, pairs: bool = False
 ) -> PipelineSchedule | None:
     """Run a job so; ``None``: it comes to a stop, as ranks wait for room.
 
@@ -48,7 +52,7 @@ def greedy_schedule(
 
     Args:
         job: As a layout has placed it.
-        wanted: Per rank, all of its passes, ``B`` standing for ``I`` where there are halves; or the lead of all ranks.
+        wanted: What ranks take.
         steady: From its first stage's first gradient to that one's last forward, a rank takes what it wants in turn.
         pairs: A forward and a backward that are both there run together, where that saves time.
     """
@@ -69,7 +73,7 @@ class _GreedyRun:
         room: Per rank, bytes for what is saved, kept and coming. coming: Those of outputs under way to it, or waiting.
     """
 
-    def __init__(self, job: PipelineJob, wanted: Sequence[Sequence[Action]] | Lead, steady: bool, pairs: bool) -> None:
+    def __init__(self, job: PipelineJob, wanted: Wanted, steady: bool, pairs: bool) -> None:
         self.job, self._steady, self._pairs = job, steady, pairs
         self.wakes: list[tuple[float, int]] = [(0.0, rank) for rank in range(job.ranks)]
         self.orders: list[list[Item]] = [[] for _ in range(job.ranks)]

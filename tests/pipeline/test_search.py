@@ -98,6 +98,7 @@ def test_what_is_kept_of_blocks_fits(seed: int) -> None:
         add(search := search_of(job))
         assert len(search.made) >= 5
         assert all(fits(job, made.schedule) for made in search.made)
+        assert all(a.step_us < b.step_us for a, b in pairwise(search.made))
 
 
 @pytest.mark.parametrize("ahead", [-1, 0, 2])

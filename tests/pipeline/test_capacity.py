@@ -1,12 +1,15 @@
 """Layouts of a model on so many GPUs: parameters as published, operations by hand, and all layouts tried by force."""
 
 from collections import defaultdict
+from itertools import product
 from typing import Any
 
 import pytest
 from torch.distributed.pipelining.schedules import _Action, _add_unshard_reshard
 
+from overlap_sched.cost import Collective
 from overlap_sched.cost.cluster import read_cluster
+from overlap_sched.cost.collectives import model_of
 from overlap_sched.errors import PipelineError
 from overlap_sched.pipeline.capacity import estimate_us, even_cut, plan_capacity
 from overlap_sched.pipeline.compare import named, plan_pipeline
@@ -14,6 +17,7 @@ from overlap_sched.pipeline.csv_file import schedule_csv
 from overlap_sched.pipeline.dimensions import LayerPrices, Layout, Mesh, Recompute, Sharding, read_model
 from overlap_sched.pipeline.job import PipelineBlock
 from overlap_sched.pipeline.question import Question
+from overlap_sched.problem import Group
 
 TINY = {"hidden": 2048, "layers": 8, "heads": 16, "ffn": 5632, "vocabulary": 32000}
 
@@ -97,6 +101,25 @@ def test_collectives_of_replicas_beside_compute() -> None:
             assert block.time_us == pytest.approx(max(moved_us, own_us + moved_us * slower))
         assert (stage.forward.transient_bytes, stage.backward.transient_bytes) == (4 * 10**8, 10**9)
         assert other.reduce == PipelineBlock(max(reduce_us - 2 * us, 0.0))
+
+
+def test_what_waits_for_collectives_by_hand() -> None:
+    """Blocks gather and scatter tokens; rows go to top_k experts and back; keys and values as attention runs."""
+
+    def us(op: str, nbytes: int, size: int) -> float:
+        return model_of(read_cluster("dgx-h100")).collective_us(Collective(op, nbytes, Group(size, True)))
+
+    tokens, model = 2048 * 2048 * 2, TINY | {"experts": 8, "top_k": 2}
+    for routed, (tp, ep) in product((False, True), ((2, 1), (1, 4), (2, 4))):
+        layer = prices(Mesh(dp=4, tp=tp, ep=ep), model=model).layer(routed, windowed=False)
+        waits_us = (2 - routed) * (tp - 1) * (us("all_gather", tokens, 2) + us("reduce_scatter", tokens, 2))
+        waits_us += 2 * us("all_to_all", 2 * tokens // tp, ep) if routed and ep > 1 else 0.0
+        halves = layer.forward, layer.input_gradient, layer.weight_gradient
+        assert [half and half.exposed_us for half in halves] == pytest.approx([waits_us, waits_us, 0.0])
+    of = prices(Mesh(cp=2))
+    attending_us, _ = of.attention_us(windowed=False)
+    waits_us = us("all_gather", 2 * tokens, 2) - attending_us / 2
+    assert of.layer(routed=False, windowed=False).forward.exposed_us == pytest.approx(waits_us)
 
 
 def test_recomputation_trades_time_for_memory() -> None:

@@ -101,6 +101,15 @@ def test_what_is_kept_of_blocks_fits(seed: int) -> None:
         assert all(a.step_us < b.step_us for a, b in pairwise(search.made))
 
 
+def test_what_does_not_fit_is_run_with_less_room() -> None:
+    """Outputs wait for a slow link, for which the list scheduler leaves no room: one micro-batch after another fits."""
+    stage = PipelineStage(*(PipelineBlock(us, 0, 5) for us in (1.0, 2.0, 1.0)), PipelineBlock(1.0), 10, 10)
+    job = replace(uniform(3, 6), stages=(stage,) * 3, link=PipelineLink(3.0), memory_limit_bytes=(25,) * 3)
+    for add in (LayoutSearch.add_blocks, LayoutSearch.add_leads):
+        add(search := search_of(job))
+        assert search.made
+
+
 @pytest.mark.parametrize("ahead", [-1, 0, 2])
 @pytest.mark.parametrize("waiting", [0, 2])
 def test_a_rank_runs_ahead_by_its_lead(ahead: int, waiting: int) -> None:

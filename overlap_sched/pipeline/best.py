@@ -78,7 +78,7 @@ class LayoutSearch:
         units: The job before it is.
         clock: Of the job.
         bound_us: None is shorter, within the limits.
-        made: Those that fit, the shortest first, each with another step; no more than may be improved are looked for.
+        made: Those that fit, the shortest first; none is as long as another one.
     """
 
     layout: StageLayout
@@ -109,7 +109,7 @@ class LayoutSearch:
         return excess
 
     def _useful(self, step_us: float) -> bool:
-        """Tell whether a schedule may be improved: few are shorter, and none is as long."""
+        """Tell whether a schedule is among the few shortest, which may be improved, and none is as long."""
         steps = [one.step_us for one in self.made[: TUNING.improved]]
         as_long = any(abs(step_us - one_us) <= SAME * step_us for one_us in steps)
         return not as_long and (len(steps) < TUNING.improved or step_us < steps[-1])
@@ -128,8 +128,10 @@ class LayoutSearch:
         ``best_us``: of all layouts; what is much longer is not looked at for memory.
         """
         placed = self.clock.job
-        for job, shape, steady, pairs in product((time_in_slots(placed), placed), BLOCKS, (True, False), self._pairs):
-            self._run(job, block_orders(job, shape), "repeated blocks", best_us, steady, pairs)
+        for job, shape in product((time_in_slots(placed), placed), BLOCKS):
+            orders = block_orders(job, shape)
+            for steady, pairs in product((True, False), self._pairs):
+                self._run(job, orders, "repeated blocks", best_us, steady, pairs)
 
     def add_leads(self, best_us: float = inf) -> None:
         """Add schedules of ranks that run ahead by more and less; ``best_us``: as for blocks."""

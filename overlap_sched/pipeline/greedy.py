@@ -45,7 +45,7 @@ Wanted = Sequence[Sequence[Action]] | Lead
 def greedy_schedule(
     job: PipelineJob, wanted: Wanted, steady: bool = False, pairs: bool = False
 ) -> PipelineSchedule | None:
-    """Run a job so; ``None``: it comes to a stop, as ranks wait for room.
+    """Run a job as its ranks want; ``None``: it comes to a stop, as ranks wait for room.
 
     Limits are kept to by activations and inputs that wait; :func:`~overlap_sched.pipeline.replay.pipeline_peaks` counts
     all.
@@ -62,7 +62,7 @@ def greedy_schedule(
 class _GreedyRun:
     """What has begun so far, and when it ends, in microseconds.
 
-    Once all forwards of its first stage have begun, a rank has weight gradients wait until nothing else is there.
+    Once all forwards of its first stage have begun, a rank with an order puts weight gradients off: they go last.
 
     Attributes:
         wakes: When a rank is to look again for what it may begin: a heap of times and ranks.
@@ -78,9 +78,9 @@ class _GreedyRun:
         self.wakes: list[tuple[float, int]] = [(0.0, rank) for rank in range(job.ranks)]
         self.orders: list[list[Item]] = [[] for _ in range(job.ranks)]
         self.batches = [route.micro_batches for route in job.route_of]
-        self._find: Callable[[float, int, Sequence[ActionKind]], Action | None] = self._next_wanted
+        self._find: Callable[[float, int, Sequence[ActionKind]], Action | None] = self._next_in_order
         if isinstance(wanted, Lead):
-            self._find, wanted = partial(self._next_led, wanted), [self._passes(own) for own in job.stages_of]
+            self._find, wanted = partial(self._next_by_lead, wanted), [self._passes(own) for own in job.stages_of]
         self.left = [dict.fromkeys(order) for order in wanted]
         self.begun = {kind: [0] * len(job.stages) for kind in "FB"}
         self.waiting: list[deque[int]] = [deque() for _ in job.stages]
@@ -88,8 +88,9 @@ class _GreedyRun:
         for route in job.routes:
             self._there["F"][route.stages[0]] = [0.0] * len(route.micro_batches)
         self._free_us, self._stream = [0.0] * job.ranks, defaultdict[tuple[int, int], float](float)
-        self._depth = {s: k for route in job.routes for k, s in enumerate(route.stages)}
-        self._last_first = [sorted(own, key=self._depth.__getitem__, reverse=True) for own in job.stages_of]
+        behind = {s: len(route.stages) - k for route in job.routes for k, s in enumerate(route.stages)}
+        self._last_first = [sorted(own, key=behind.__getitem__) for own in job.stages_of]
+        self._ahead = [-(-sum(behind[s] for s in own) // len(own)) for own in job.stages_of]
         self.coming = [0] * job.ranks
         self.room = list(job.memory_limit_bytes or (2**62,) * job.ranks)
         for rank, stages in enumerate(job.stages_of):
@@ -145,8 +146,8 @@ class _GreedyRun:
                 return pair
         return one if one.kind is not B else one._replace(kind=self._back(one.stage))
 
-    def _next_led(self, lead: Lead, time_us: float, rank: int, kinds: Sequence[ActionKind]) -> Action | None:
-        """Find what a rank may begin by its lead, of such kinds: of the last stages on the way first."""
+    def _next_by_lead(self, lead: Lead, time_us: float, rank: int, kinds: Sequence[ActionKind]) -> Action | None:
+        """Find what a rank may begin by its lead, of such kinds: stages that come last on the way go first."""
         own = self._last_first[rank]
         waiting = [Action(W, s, self.waiting[s][0]) for s in own if self.waiting[s] and W in kinds]
         weights = min(waiting, key=lambda one: one.micro_batch or 0, default=None)
@@ -156,17 +157,18 @@ class _GreedyRun:
             Action(kind, s, self.batches[s][self.begun[kind][s]])
             for kind in (B, F)
             for s in own
-            if kind in kinds and self._next_us(kind, s) <= time_us and (kind is B or self._leads_so(rank, s, lead))
+            if kind in kinds
+            and self._next_us(kind, s) <= time_us
+            and (kind is B or self._may_begin_forward(rank, s, lead))
         )
         return next(ready, weights)
 
-    def _leads_so(self, rank: int, stage: int, lead: Lead) -> bool:
-        """Tell whether there is room for a forward, and for its micro-batch in all later stages of the rank."""
+    def _may_begin_forward(self, rank: int, stage: int, lead: Lead) -> bool:
+        """Tell whether lead and room allow a forward, with its micro-batch in all later stages of the rank."""
         own, stages = self._last_first[rank], self.job.stages
         new = own[: own.index(stage) + 1]
         begun = sum(self.begun["F"][s] - self.begun["B"][s] for s in own)
-        behind = sum(len(self.job.route_of[s].stages) - self._depth[s] for s in own)
-        if begun + len(new) > max(-(-behind // len(own)) + lead.forwards, 1) * len(own):
+        if begun + len(new) > max(self._ahead[rank] + lead.forwards, 1) * len(own):
             return False
         more = sum(stages[s].saved_bytes for s in new) - self._input_bytes(Action(F, stage))
         return self._held_bytes(rank) + self.coming[rank] + more <= self.room[rank]
@@ -179,7 +181,7 @@ class _GreedyRun:
             for s in self.job.stages_of[rank]
         )
 
-    def _next_wanted(self, time_us: float, rank: int, kinds: Sequence[ActionKind]) -> Action | None:
+    def _next_in_order(self, time_us: float, rank: int, kinds: Sequence[ActionKind]) -> Action | None:
         """Find the first pass that a rank may begin, of such kinds, in the order that it wants."""
         stages, own = self.job.stages, self.job.stages_of[rank]
         room, last = self.room[rank] - self.coming[rank], self.begun["F"][own[0]] == len(self.batches[own[0]])

@@ -10,7 +10,7 @@ that run together, multiplexed: ``(3F7;3B2)OVERLAP_F_B``.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -28,6 +28,8 @@ class ActionKind(StrEnum):
     RECEIVE_FORWARD = "RECV_F"
     SEND_BACKWARD = "SEND_B"
     RECEIVE_BACKWARD = "RECV_B"
+    UNSHARD = "UNSHARD"
+    RESHARD = "RESHARD"
     REDUCE = "REDUCE_GRAD"
     STEP = "STEP"
 
@@ -41,6 +43,10 @@ OF_WEIGHTS = (ActionKind.BACKWARD, ActionKind.WEIGHT_GRADIENT)
 """They make the gradient of a stage's weights."""
 UPDATES = (ActionKind.REDUCE, ActionKind.STEP)
 """Once per stage, for all micro-batches."""
+GATHERS = (ActionKind.UNSHARD, ActionKind.RESHARD)
+"""They gather a stage's parameters, and free what was gathered."""
+BESIDE = (ActionKind.UNSHARD, ActionKind.REDUCE)
+"""Collectives of data parallelism, which run beside compute."""
 
 
 class Action(NamedTuple):
@@ -49,7 +55,7 @@ class Action(NamedTuple):
     Attributes:
         kind: See :class:`ActionKind`.
         stage: Index of its stage in the job. Of a send, the stage that sends; of a receive, the one that receives.
-        micro_batch: Which one; ``None`` for :data:`UPDATES`.
+        micro_batch: Which one; ``None`` for :data:`UPDATES`. Of :data:`GATHERS`, how many came before for its stage.
     """
 
     kind: ActionKind
@@ -57,7 +63,7 @@ class Action(NamedTuple):
     micro_batch: int | None = None
 
     def __str__(self) -> str:
-        return f"{self.stage}{self.kind}{'' if self.micro_batch is None else self.micro_batch}"
+        return f"{self.stage}{self.kind}{'' if self.micro_batch is None or self.kind in GATHERS else self.micro_batch}"
 
 
 class Pair(NamedTuple):
@@ -100,8 +106,40 @@ class PipelineSchedule:
         return [action for item in self.orders[rank] for action in parts(item)]
 
 
-def with_last_gradients(order: Sequence[Item]) -> Iterator[tuple[Item, list[int]]]:
-    """Yield each item of a rank with the stages whose last gradient of weights it makes."""
+GATHERED = 3
+"""So many stages of a rank are gathered at once, as torch has it."""
+
+
+def with_gathers(order: Sequence[Item], divided: Collection[int]) -> Iterator[Item]:
+    """Yield each item of a rank, behind what frees and what gathers parameters, so that the next stages have theirs.
+
+    Of stages whose parameters are divided.
+
+    Source: torch's ``_add_unshard_reshard`` (``torch/distributed/pipelining/schedules.py``).
+    """
+    coming, wanted = list[int](), list[list[int]]()
+    for item in reversed(order):
+        own = [action.stage for action in parts(item) if action.stage in divided]
+        coming = list(dict.fromkeys([*own, *coming]))
+        wanted.append(coming[:GATHERED])
+    gathered, counts = list[int](), Counter[int]()
+    for k, stages in enumerate((*reversed(wanted), [])):
+        for stage in [stage for stage in gathered if stage not in stages]:
+            gathered.remove(stage)
+            yield Action(ActionKind.RESHARD, stage, counts[stage])
+            counts[stage] += 1
+        for stage in [stage for stage in stages if stage not in gathered]:
+            gathered.append(stage)
+            yield Action(ActionKind.UNSHARD, stage, counts[stage])
+        yield from order[k : k + 1]
+
+
+def with_last_gradients(order: Sequence[Item], divided: Collection[int] = ()) -> Iterator[tuple[Item, list[int]]]:
+    """Yield each item of a rank with the stages whose last gradient of weights it makes.
+
+    ``divided``: stages whose parameters are to be gathered and freed on the way, as of :func:`with_gathers`.
+    """
+    order = [*with_gathers(order, divided)]
     left = Counter(action.stage for item in order for action in parts(item) if action.kind in OF_WEIGHTS)
     for item in order:
         stages = [action.stage for action in parts(item) if action.kind in OF_WEIGHTS]

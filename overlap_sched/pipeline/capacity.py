@@ -14,12 +14,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import accumulate
 from math import inf
 
-import numpy as np
-
 from overlap_sched.errors import PipelineError
-from overlap_sched.pipeline.action import BACKWARDS, ActionKind, parts
+from overlap_sched.pipeline.action import BACKWARDS, ActionKind, PipelineSchedule
 from overlap_sched.pipeline.compare import PlannedPipeline, named, plan_pipeline
 from overlap_sched.pipeline.dimensions import Layout, Mesh, Sharding
 from overlap_sched.pipeline.job import PipelineJob, Route
@@ -27,7 +26,7 @@ from overlap_sched.pipeline.judge import pipeline_bound_us
 from overlap_sched.pipeline.layout import Cut
 from overlap_sched.pipeline.named import NamedSchedule, lay_out_named
 from overlap_sched.pipeline.question import Question
-from overlap_sched.pipeline.replay import PipelineReplay, excess_bytes, replay_pipeline
+from overlap_sched.pipeline.replay import PipelineClock, excess_bytes
 
 BINDING = 0.05
 """Part of a step from which on it binds."""
@@ -138,42 +137,30 @@ def estimate_us(job: PipelineJob, of: NamedSchedule, worst_us: float = inf) -> f
         job = replace(job, stages=tuple(whole))
     placed = of.layout.put(job, cut)
     few = job.micro_batches if job.micro_batches <= 8 * ranks else 3 * ranks + job.micro_batches % ranks
-    if pipeline_bound_us(placed) >= worst_us or exceeds_limit(placed, in_flight(of, ranks, few)):
+    if pipeline_bound_us(placed) >= worst_us:
         return inf
 
-    def run(count: int) -> tuple[PipelineJob, PipelineReplay]:
+    def run(count: int) -> tuple[PipelineClock, PipelineSchedule, float]:
         shorter = replace(job, routes=(Route(job.routes[0].stages, range(count)),))
         placed, schedule = lay_out_named(shorter, of, cut)
-        return placed, replay_pipeline(placed, schedule)
+        clock = PipelineClock(placed)
+        return clock, schedule, inf if saves_too_much(placed, schedule) else clock.step_us(clock.orders_of(schedule))
 
-    placed, replay = run(few)
-    if any(excess_bytes(placed, replay)):
-        return inf
-    if few == job.micro_batches:
-        return replay.step_us
-    _, longer = run(few + ranks)
-    return replay.step_us + (longer.step_us - replay.step_us) / ranks * (job.micro_batches - few)
-
-
-@cache
-def in_flight(of: NamedSchedule, ranks: int, micro_batches: int) -> list[np.ndarray]:
-    """Per rank, a row for each action: of how many micro-batches each stage has saved activations."""
-    found = []
-    for order in of.make(ranks, micro_batches).orders:
-        begun, ended = np.zeros((2, len(order) + 1, of.layout.count(ranks)), int)
-        for k, item in enumerate(order):
-            for kind, stage, _ in parts(item):
-                begun[k, stage] += kind is ActionKind.FORWARD
-                ended[k + 1, stage] += kind in BACKWARDS
-        found.append((begun - ended).cumsum(0))
-    return found
+    clock, schedule, step_us = run(few)
+    if few < job.micro_batches and step_us < inf:
+        step_us += (run(few + ranks)[2] - step_us) / ranks * (job.micro_batches - few)
+    fits = step_us < worst_us and not any(excess_bytes(clock.job, clock.replay(schedule)))
+    return step_us if fits else inf
 
 
-def exceeds_limit(placed: PipelineJob, saved: Sequence[np.ndarray]) -> bool:
-    """Tell whether static bytes and what is saved are more than a rank has."""
-    sizes, limits = [one.saved_bytes for one in placed.stages], placed.memory_limit_bytes or (inf,) * placed.ranks
-    static = [sum(placed.stages[stage].static_bytes for stage in own) for own in placed.stages_of]
-    return any((live @ sizes).max() + of > most for live, of, most in zip(saved, static, limits, strict=True))
+def saves_too_much(job: PipelineJob, schedule: PipelineSchedule) -> bool:
+    """Tell whether what is static and saved alone is more than a rank has."""
+    for rank, limit in enumerate(job.memory_limit_bytes or ()):
+        ways = ((s, (kind is ActionKind.FORWARD) - (kind in BACKWARDS)) for kind, s, _ in schedule.actions(rank))
+        sizes = (job.stages[s].saved_bytes * way for s, way in ways)
+        if max(accumulate(sizes, initial=job.static_bytes[rank])) > limit:
+            return True
+    return False
 
 
 def least_step_us(job: PipelineJob) -> float:

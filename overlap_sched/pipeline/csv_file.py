@@ -3,16 +3,26 @@
 Formats (:data:`CsvFormat`), the first two named as there (``torch/distributed/pipelining/schedules.py``,
 ``_dump_csv``):
 
-- ``compute_only``: F, B, I, W and pairs; torch adds sends, receives and reductions.
+- ``compute_only``: F, B, I, W and pairs; torch adds sends, receives, gathers and reductions.
 - ``compute_comms``: with them; nothing is added. A reduction also scales a stage's gradients there: each stage has one.
 - ``compute_comms_waits``: the same with a wait for each send and reduction; torch 2.15 wants them, 2.13 has none.
 """
 
 from collections.abc import Sequence
+from math import inf
 from typing import Literal
 
 from overlap_sched.errors import PipelineError
-from overlap_sched.pipeline.action import SENDS, UPDATES, Action, Item, PipelineSchedule, parts, with_last_gradients
+from overlap_sched.pipeline.action import (
+    GATHERS,
+    SENDS,
+    UPDATES,
+    Action,
+    Item,
+    PipelineSchedule,
+    parts,
+    with_last_gradients,
+)
 from overlap_sched.pipeline.job import PipelineJob
 from overlap_sched.pipeline.replay import PipelineReplay
 
@@ -20,11 +30,17 @@ from overlap_sched.pipeline.replay import PipelineReplay
 def with_transfers(job: PipelineJob, schedule: PipelineSchedule, replay: PipelineReplay) -> PipelineSchedule:
     """The schedule of which this is the replay, with sends and receives; what stays on its rank is not sent.
 
-    What starts at one time stays in the order of the replay, in which each comes behind what it needs.
+    What starts at one time stays in the order of the replay, in which each comes behind what it needs; gathers and
+    reductions that wait for their turn are where compute has come to them.
     """
+    come_us = dict[Item, float]()
+    for items in replay.items:
+        us = inf
+        for run in reversed(items):
+            us = come_us[run.item] = min(us, run.start_us)
     sent = {one.action: one.both_ends for one in replay.sent}
     orders: list[list[Item]] = [[] for _ in range(job.ranks)]
-    for item, _, _ in sorted(replay.ran, key=lambda run: run.start_us):
+    for item, _, _ in sorted(replay.ran, key=lambda run: come_us[run.item]):
         own = orders[job.rank_of[parts(item)[0].stage]]
         own.append(item)
         for send, receive in (sent[action] for action in parts(item) if action in sent):
@@ -56,8 +72,9 @@ def schedule_csv(job: PipelineJob, schedule: PipelineSchedule, replay: PipelineR
             f"{len(job.routes)} {'route' if len(job.routes) == 1 else 'routes'} that do not. Choose another schedule."
         )
     plain, waits = form == "compute_only", form == "compute_comms_waits"
+    left_out = (*UPDATES, *GATHERS) if plain else UPDATES
     orders = (schedule if plain else with_transfers(job, schedule, replay)).orders
-    kept = [[item for item in order if parts(item)[0].kind not in UPDATES] for order in orders]
+    kept = [[item for item in order if parts(item)[0].kind not in left_out] for order in orders]
     rows = [list(map(str, order)) if plain else _cells(order, replay, waits) for order in kept]
     return "".join(f"{','.join(row)}\r\n" for row in rows)
 

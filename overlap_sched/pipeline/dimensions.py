@@ -13,21 +13,24 @@ context parallelism are gathered while attention runs. Pointwise work is fused; 
 rank has several experts by expert, on both ways. What is saved, as Megatron-LM does (Korthikanti et al. 2022, arXiv
 2205.05198): ``none``: inputs of all matmuls and of norms; ``selective``: not what norms and activation functions make
 again; ``full``: the input of a layer. Times are of 16 bits. Not modelled: the host, which launches kernels and waits
-for counts of rows; experts that get more rows than others; transfers between stages beside other traffic.
+for counts of rows; experts that get more rows than others; transfers beside tensor, context and expert parallelism.
 
 What data parallelism adds, by ``sharding``:
 
 ``zero1``
     Parameters are on every replica, states of the optimizer are divided. Once in a step gradients are reduced (32
     bits) and parameters gathered (16 bits), a layer at a time beside the last backward and the first forward, as
-    Megatron-LM's distributed optimizer does: what is longer than a layer counts. So does FSDP under torch's schedules,
-    which UNSHARD a stage before its first forward, RESHARD it behind its last backward and REDUCE_GRAD once, where a
-    rank has up to three stages (``_add_unshard_reshard``).
-``fsdp``
+    Megatron-LM's distributed optimizer does: what is longer than a layer counts.
+``fsdp`` in a pipeline
+    Parameters and states are divided, gradients are not. As torch's schedules do: a stage is gathered (UNSHARD) before
+    its rank comes to it and freed (RESHARD) where three others come first, so once in a step where a rank has up to
+    three; its gradients are reduced once (REDUCE_GRAD). What it computes waits for all of its parameters.
+``fsdp`` without
     All is divided. Each micro-batch gathers each layer for forward and again for backward, one layer ahead, and reduces
     its gradients behind: compute waits for what is longer than a layer, and is slower beside it, as the cluster says.
-    Shards are cast to 16 bits before they are gathered, parameters copied out of what was gathered, gradients cast to
-    32 bits into what is reduced (torch, ``_fsdp_collectives.py``).
+
+With FSDP shards are cast to 16 bits before they are gathered, parameters copied out of what was gathered, gradients
+copied in 32 bits into what is reduced (torch, ``_fsdp_collectives.py``).
 """
 
 from dataclasses import dataclass, replace
@@ -47,9 +50,9 @@ from overlap_sched.problem.file import decode
 
 Recompute = Literal["none", "selective", "full"]
 Sharding = Literal["zero1", "fsdp"]
-STATES = {"zero1": (6, 12), "fsdp": (0, 16)}
-"""Bytes of a parameter on each replica, and divided over them: in 16 bits and its gradient in 32; the parameter in 32
-bits and two moments, and with FSDP the gradient."""
+STATES = {"step": (6, 12), "stage": (4, 16), "layer": (0, 16)}
+"""By what is gathered at once, bytes of a parameter on each replica, and divided over them: in 16 bits and its gradient
+in 32; the parameter in 32 bits and two moments, and with FSDP the gradient."""
 GATHERED, REDUCED, UPDATED = 2, 4, 30
 """Bytes of a parameter that are gathered, reduced, and read and written by AdamW."""
 Times = list[float]
@@ -224,16 +227,30 @@ class LayerPrices:
     free: str = ""
 
     @property
+    def gathers(self) -> Literal["step", "stage", "layer"]:
+        """For what parameters are gathered at once."""
+        return "step" if self.layout.sharding == "zero1" else "stage" if self.layout.mesh.pp > 1 else "layer"
+
+    @property
+    def shared_links(self) -> bool:
+        """Tell whether replicas are as far from each other, in a node or not, as neighbours in a pipeline."""
+        return (self.nodes("dp") > 1) is (self.nodes("pp") > 1)
+
+    def nodes(self, among: str) -> int:
+        """How many nodes a group is on."""
+        size, stride = self.layout.mesh.along(among)
+        return len({k * stride // self.cluster.ranks_per_node for k in range(size)})
+
+    @property
     def tokens(self) -> int:
         """The tokens of a tensor-parallel group."""
         return self.layout.micro_batch * self.sequence // self.layout.mesh.cp
 
     def collective_us(self, op: str, nbytes: float, among: str) -> float:
         """Microseconds of a collective; 0 in a group of one, or of no bytes."""
-        size, stride = self.layout.mesh.along(among)
+        size, nodes = self.layout.mesh.along(among)[0], self.nodes(among)
         if size == 1 or not nbytes or among == self.free:
             return 0.0
-        nodes = len({k * stride // self.cluster.ranks_per_node for k in range(size)})
         work = Collective(op, round(nbytes), Group(size, nodes == 1, nodes if nodes > 1 else 0))
         return model_of(self.cluster).collective_us(work)
 
@@ -249,10 +266,10 @@ class LayerPrices:
     def matmul_us(self, m: int, n: int, k: int, batch: int = 1) -> list[float]:
         """Microseconds of one or of many matmuls of a shape, and of both in backward, which adds to weights' gradients.
 
-        These are in 32 bits, and read and written, but for ``fsdp``, which reduces those of each micro-batch.
+        These are in 32 bits, and read and written, but where those of each micro-batch and layer are reduced.
         """
         elements, op = batch * (m * k + k * n + m * n), "bmm" if batch > 1 else "mm"
-        added = batch * k * n * (REDUCED - 1) * (self.layout.sharding == "zero1")
+        added = batch * k * n * (REDUCED - 1) * (self.gathers != "layer")
         shapes = ((batch, m, n, k), 0), ((batch, m, k, n), 0), ((batch, k, n, m), added)
         return [self.kernel_us(op, 2 * batch * m * n * k, elements + more, shape) for shape, more in shapes]
 
@@ -341,33 +358,34 @@ class LayerPrices:
             own: Parameters of the rank before states are divided.
             experts: Those of experts.
         """
-        mesh, sharding, counts = self.layout.mesh, self.layout.sharding, {"dp": own, "experts": experts}
+        mesh, gathers, whole, counts = self.layout.mesh, self.gathers, own + experts, {"dp": own, "experts": experts}
         gather_us, reduce_us = (
             sum(self.collective_us(op, size * count, among) for among, count in counts.items())
             for op, size in (("all_gather", GATHERED), ("reduce_scatter", REDUCED))
         )
-        divided = sum(count / mesh.along(among)[0] for among, count in counts.items())
-        if sharding == "fsdp" and self.free != "dp":
-            copied = (*[2 * (own + experts) + 3 * divided] * 2, 3 * (own + experts))
-            work = [us + self.fused_us(more) for us, more in zip(work, copied, strict=True)]
+        divided, by_layer = sum(count / mesh.along(among)[0] for among, count in counts.items()), gathers == "layer"
+        out_us, in_us = (self.fused_us(more) * (self.free != "dp") for more in (2 * whole + 3 * divided, 3 * whole))
+        if by_layer:
+            work = [us + more for us, more in zip(work, (out_us, out_us, in_us), strict=True)]
         ahead_us, back_us = work[0] + waits[0], sum(work[1:]) + sum(waits[1:])
-        sharded, slowed = sharding == "fsdp", 1 - 1 / self.cluster.contention.slowdown.get("any", 1.0)
+        slowed = 1 - 1 / self.cluster.contention.slowdown.get("any", 1.0)
         moves_us = (gather_us, ahead_us), (gather_us + reduce_us, back_us), (0.0, 0.0)
-        more_us = [max(moved_us - us, moved_us * slowed) * sharded for moved_us, us in moves_us]
+        more_us = [max(moved_us - us, moved_us * slowed) * by_layer for moved_us, us in moves_us]
         live = [2 * GATHERED, *[3 * GATHERED + REDUCED] * 2]
         sent = 2 * self.tokens // mesh.tp * self.model.hidden
         waits = [us + more for us, more in zip(waits, more_us, strict=True)]
         ahead, back, weights = (
-            PipelineBlock(us + wait, 2 * sizes[2] + held * sharded * (own + experts), sent, exposed_us=wait)
+            PipelineBlock(us + wait, 2 * sizes[2] + held * by_layer * whole, sent, exposed_us=wait)
             for us, wait, held in zip(work, waits, live, strict=True)
         )
-        whole = replace(back, time_us=back.time_us + weights.time_us, exposed_us=back.exposed_us + weights.exposed_us)
-        static = STATES[sharding][0] * (own + experts) + STATES[sharding][1] * divided
-        once_us = 0.0 if sharded else max(gather_us - ahead_us, 0.0)
+        both = replace(back, time_us=back.time_us + weights.time_us, exposed_us=back.exposed_us + weights.exposed_us)
+        static = STATES[gathers][0] * whole + STATES[gathers][1] * divided
+        once_us, last_us = max(gather_us - ahead_us, 0.0) * (gathers == "step"), max(reduce_us - back_us, 0.0)
         return PipelineStage(
-            *(ahead, whole, back, weights, 2 * sizes[0], 2 * sizes[1], round(static)),
-            reduce=None if sharded else PipelineBlock(max(reduce_us - back_us, 0.0)),
+            *(ahead, both, back, weights, 2 * sizes[0], 2 * sizes[1], round(static)),
+            reduce=None if by_layer else PipelineBlock(last_us if gathers == "step" else reduce_us + in_us),
             step=PipelineBlock(self.kernel_us("_fused_adamw_", 0, UPDATED / 2 * divided) + once_us),
+            unshard=PipelineBlock(gather_us + out_us, 0, GATHERED * whole) if gathers == "stage" else None,
         )
 
     def stages(self) -> tuple[PipelineStage, ...]:

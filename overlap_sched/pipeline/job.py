@@ -8,6 +8,7 @@ Memory of a rank, in bytes; what is written ``[a, b)`` is live from the instant 
     kept              [end of I, end of W): what I leaves for W
     sent              [end of F, I or B, end of the transfer) on the rank that sends
     received          [start of the transfer, start of the action that needs it) on the rank that receives
+    gathered          [start of UNSHARD, RESHARD): parameters of a stage, where they are divided
 
 Between stages of one rank nothing is sent: an output is live, as what is sent, until the action that needs it starts,
 and belongs to that action from then on. What an action without duration holds is live at its instant; a buffer that is
@@ -27,7 +28,7 @@ from functools import cached_property
 from itertools import chain, pairwise
 
 from overlap_sched.errors import PipelineError
-from overlap_sched.pipeline.action import BACKWARDS, Action, ActionKind, Item, PipelineSchedule, with_last_gradients
+from overlap_sched.pipeline.action import BACKWARDS, Action, ActionKind, PipelineSchedule, with_last_gradients
 from overlap_sched.problem import MAX_TOTAL_BYTES
 from overlap_sched.problem.sizes import show_number
 
@@ -74,6 +75,8 @@ class PipelineStage:
         kept_bytes: What the input gradient leaves for the weight gradient.
         static_bytes: Parameters, gradients and states of the optimizer.
         reduce, step: Of gradients across replicas, and of the optimizer; once, after the last micro-batch.
+        unshard: Gathers its parameters, its output, from the replicas that they are divided over; ``None``: they are
+            there. All that the stage computes is behind it, and in front of what frees them.
         recomputed: The same stage where it runs forward again in its backward; ``None``: it cannot.
     """
 
@@ -86,12 +89,18 @@ class PipelineStage:
     static_bytes: int = 0
     reduce: PipelineBlock | None = None
     step: PipelineBlock | None = None
+    unshard: PipelineBlock | None = None
     recomputed: "PipelineStage | None" = None
 
     def block(self, kind: ActionKind) -> PipelineBlock | None:
         """Look up what an action of a kind takes; ``None``: the stage has no such action."""
         block: PipelineBlock | None = getattr(self, _FIELD[kind], None)
         return block
+
+    @property
+    def reshard(self) -> PipelineBlock | None:
+        """What freeing its parameters takes: nothing."""
+        return None if self.unshard is None else PipelineBlock(0.0)
 
     @property
     def numbers(self) -> list[float]:
@@ -185,6 +194,7 @@ class PipelineJob:
         ranks: How many.
         routes: See :class:`Route`; micro-batches of two routes differ.
         link: Between any two ranks, where ``links`` has no other for the pair (sender, receiver).
+        shared_links: Gathers and reductions of a rank go over the links that it sends to other ranks by.
         memory_limit_bytes: Per rank; ``None``: none has a limit.
         pair_factor: A :class:`~overlap_sched.pipeline.action.Pair` takes so much of the sum of its two times, and never
             less than the longer of them.
@@ -205,6 +215,7 @@ class PipelineJob:
     memory_limit_bytes: tuple[int, ...] | None = None
     pair_factor: float = 1.0
     pairs: Mapping[tuple[int, int], PipelineBlock] = field(default_factory=dict)
+    shared_links: bool = False
 
     def __post_init__(self) -> None:
         for number, stage in enumerate(self.stages):
@@ -259,14 +270,18 @@ class PipelineJob:
     def with_updates(self, schedule: PipelineSchedule) -> PipelineSchedule:
         """The schedule with a reduction behind each stage's last gradient of its weights, and the steps at the end.
 
-        Of stages that have them. Reductions are where torch's ``_add_reduce_grad`` puts them.
+        Of stages that have them; with parameters gathered and freed where those of some stages are divided. Reductions
+        are where torch's ``_add_reduce_grad`` puts them.
         """
+        divided = {s for s, stage in enumerate(self.stages) if stage.unshard is not None}
         orders = []
         for stages, order in zip(self.stages_of, schedule.orders, strict=True):
-            found: list[Item] = []
-            for item, done in with_last_gradients(order):
-                found += [item, *(Action(ActionKind.REDUCE, s) for s in done if self.stages[s].reduce is not None)]
-            orders.append((*found, *(Action(ActionKind.STEP, s) for s in stages if self.stages[s].step is not None)))
+            runs = (
+                (item, *(Action(ActionKind.REDUCE, s) for s in done if self.stages[s].reduce is not None))
+                for item, done in with_last_gradients(order, divided)
+            )
+            steps = (Action(ActionKind.STEP, s) for s in stages if self.stages[s].step is not None)
+            orders.append((*chain.from_iterable(runs), *steps))
         return replace(schedule, orders=tuple(orders))
 
 

@@ -22,94 +22,31 @@ stage, in which what it saves is live, and K how often that fits beside what is 
 F or D, or the gradient that D receives::
 
     step >= (d) per stage: the least start of its last F + h + tail(s)
-            (e) per rank: least head + bytes x least time that they are live, of all its stages / its room
 
 In (d) an F begins with n <= K micro-batches in flight, when the D of the n-th before it has ended, h behind its F, and
 the W of that as many further back as there is room for what is kept. A rank has little to run before the first D of
-stage s begins, and after the last F of it::
+stage s begins::
 
-             head + h - D                                                      h + tail
-    rank    |......F F F F..........|D  what is not before and not behind |F ...............D ...|
-             before: no more F than there is room for                      behind: D and W of what is live
+             head + h - D
+    rank    |......F F F F..........|D  what is not before
+             before: no more F than there is room for
 
-    step >= (f) head(s) + h - D + F and T of all that is not before
-            (g) where micro-batches are more than K: head(s) + h - D + all that is neither + h + tail(s)
+    step >= (e) per stage: head(s) + h - D + F and T of all that is not before
 
-The most that there is room for, before and behind, is that of the best mix of micro-batches, each as far as it may be.
+The most that there is room for is that of the best mix of micro-batches, each as far as it may be.
 """
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from graphlib import CycleError, TopologicalSorter
-from itertools import accumulate, chain, combinations, pairwise
+from itertools import accumulate, pairwise
 from math import gcd, inf
 from typing import NamedTuple, TypeAlias
 
-from overlap_sched.pipeline.action import BACKWARDS, UPDATES, Action, ActionKind, Pair, PipelineSchedule, parts
+from overlap_sched.pipeline.action import BACKWARDS, GATHERS, UPDATES, Action, ActionKind, Pair, PipelineSchedule, parts
 from overlap_sched.pipeline.job import PipelineBlock, PipelineJob
-
-Event: TypeAlias = tuple[int, int] | Action
-"""``(rank, position)`` of an item; the action that made what is sent, of a transfer."""
 
 _Held: TypeAlias = tuple[int, float]
 """Bytes that a micro-batch holds on a rank, and microseconds that it has run there, or has yet to."""
-
-Events: TypeAlias = dict[Event, tuple[float, list[Event]]]
-"""Per event what it takes, in microseconds, and what it waits for."""
-
-
-def event_graph(job: PipelineJob, schedule: PipelineSchedule) -> Events:
-    """The graph of a schedule in which every action is there once, on its rank."""
-    graph: Events = {}
-    at = {
-        action: (rank, k)
-        for rank, order in enumerate(schedule.orders)
-        for k, item in enumerate(order)
-        for action in parts(item)
-    }
-
-    def made_by(action: Action) -> list[Event]:
-        """Find what brings the input of an action from another stage."""
-        if (stage := job.needs_from(action)) is None:
-            return []
-        kinds = BACKWARDS if action.kind in BACKWARDS else (action.kind,)
-        maker = next(one for kind in kinds if (one := Action(kind, stage, action.micro_batch)) in at)
-        return [maker if job.rank_of[stage] != job.rank_of[action.stage] else at[maker]]
-
-    for rank, order in enumerate(schedule.orders):
-        compute: list[Event] = []
-        reductions: list[Event] = []
-        sent: dict[int, Event] = {}
-        for k, item in enumerate(order):
-            event, here = (rank, k), parts(item)
-            if here[0].kind is ActionKind.REDUCE:
-                graph[event] = time_of(job, item), [*compute, *reductions]
-                reductions = [event]
-                continue
-            needed = [earlier for action in here for earlier in made_by(action)]
-            if here[0].kind is ActionKind.STEP:
-                needed += [at[reduce] for reduce in (here[0]._replace(kind=ActionKind.REDUCE),) if reduce in at]
-            graph[event] = time_of(job, item), [*compute, *needed]
-            compute = [event]
-            for action in here:
-                to = job.gives_to(action)
-                if to is None or (other := job.rank_of[to]) == rank:
-                    continue
-                block = job.stages[action.stage].block(action.kind)
-                time_us = 0.0 if block is None else _transfer_us(job, action.stage, to, [block])
-                graph[action] = time_us, [event, *([sent[other]] if other in sent else [])]
-                sent[other] = action
-    return graph
-
-
-def time_of(job: PipelineJob, item: Action | Pair) -> float:
-    """Add up what an item takes on its stream, in microseconds."""
-    times = [block.time_us for action in parts(item) if (block := job.stages[action.stage].block(action.kind))]
-    if not isinstance(item, Pair):
-        return times[0]
-    both = item.forward.stage, item.backward.stage
-    return max(*times, job.pairs[both].time_us if both in job.pairs else job.pair_factor * sum(times))
-
 
 _RUNS_BEFORE = {
     ActionKind.BACKWARD: ActionKind.FORWARD,
@@ -122,22 +59,23 @@ def violation(job: PipelineJob, schedule: PipelineSchedule) -> str | None:
     """The first rule that a schedule without sends and receives breaks, or ``None`` if it can run.
 
     Every action once, on the rank of its stage: F and either B or both I and W per stage and micro-batch, one reduction
-    and one step of stages that have them, behind all their gradients. F before B and I, I before W. No ring of ranks
-    that wait for each other, where outputs are sent as soon as they are made and nobody waits to send.
+    and one step of stages that have them, behind all their gradients. F before B and I, I before W. What a stage whose
+    parameters are divided computes stands between an UNSHARD and a RESHARD; UNSHARD and RESHARD take turns. No ring of
+    ranks that wait for each other, where outputs are sent as soon as they are made and nobody waits to send.
     """
-    return _placed(job, schedule) or _complete(job, schedule) or _ordered(schedule) or _deadlock(job, schedule)
+    return _placed(job, schedule) or _complete(job, schedule) or _ordered(job, schedule) or _deadlock(job, schedule)
 
 
 def _placed(job: PipelineJob, schedule: PipelineSchedule) -> str | None:
     if len(schedule.orders) != job.ranks:
         return f"there are orders for {len(schedule.orders)} ranks; the job has {job.ranks}"
-    known = {action for ways in _wanted(job) for way in ways for action in way}
+    known, divided = {action for ways in _wanted(job) for way in ways for action in way}, _divided(job)
     for rank, order in enumerate(schedule.orders):
         for item in order:
             if isinstance(item, Pair) and [action.kind for action in item] != [ActionKind.FORWARD, ActionKind.BACKWARD]:
                 return f"rank {rank} runs {item} together; a pair is a forward and a whole backward"
             for action in parts(item):
-                if action not in known:
+                if action not in known and (action.kind not in GATHERS or action.stage not in divided):
                     return f"rank {rank} runs {action}; the job has no such action"
                 if job.rank_of[action.stage] != rank:
                     return f"rank {rank} runs {action}, but stage {action.stage} is on rank {job.rank_of[action.stage]}"
@@ -171,13 +109,23 @@ def _wanted(job: PipelineJob) -> Iterator[list[tuple[Action, ...]]]:
                 yield [(Action(kind, s),)]
 
 
-def _ordered(schedule: PipelineSchedule) -> str | None:
-    """F before B and I, I before W; gradients before their reduction, that before the step."""
+def _divided(job: PipelineJob) -> set[int]:
+    """Stages whose parameters are divided."""
+    return {s for s, stage in enumerate(job.stages) if stage.unshard is not None}
+
+
+def _ordered(job: PipelineJob, schedule: PipelineSchedule) -> str | None:
+    """F before B and I, I before W; gradients before their reduction, that before the step; gathered before all."""
     for rank, order in enumerate(schedule.orders):
-        done: set[Action] = set()
+        done, there = set[Action](), {*range(len(job.stages))} - _divided(job)
         for item in order:
             for action in parts(item):
                 kind, stage, m = action
+                if kind not in UPDATES and (stage in there) is (kind is ActionKind.UNSHARD):
+                    return f"rank {rank} runs {action} where its parameters are {'' if stage in there else 'not '}there"
+                if kind in GATHERS:
+                    there ^= {stage}
+                    continue
                 earlier = Action(_RUNS_BEFORE[kind], stage, m) if kind in _RUNS_BEFORE else None
                 if earlier is not None and earlier not in done:
                     return f"rank {rank} runs {action} before {earlier}"
@@ -186,19 +134,28 @@ def _ordered(schedule: PipelineSchedule) -> str | None:
                     if Action(update, stage) in done:
                         return f"rank {rank} runs {Action(update, stage)} before {action}"
             done.update(parts(item))
+        if left := _divided(job).intersection(there):
+            return f"rank {rank} never runs {min(left)}RESHARD"
     return None
 
 
 def _deadlock(job: PipelineJob, schedule: PipelineSchedule) -> str | None:
-    try:
-        TopologicalSorter({event: before for event, (_, before) in event_graph(job, schedule).items()}).prepare()
-    except CycleError as error:
-        ring = [event for event in error.args[1] if not isinstance(event, Action)]
-    else:
-        return None
-    names = [f"{schedule.orders[rank][k]} (rank {rank})" for rank, k in ring]
-    names += names[:1] if ring[0] != ring[-1] else []
-    return f"ranks wait for each other: {' before '.join(names)}"
+    """Run all items as far as it goes, without a clock."""
+    at, done, moved = [0] * job.ranks, set[Action](), True
+
+    def there(action: Action) -> bool:
+        """Tell whether another stage has made what an action needs."""
+        stage, kinds = job.needs_from(action), BACKWARDS if action.kind in BACKWARDS else (action.kind,)
+        return stage is None or any(Action(kind, stage, action.micro_batch) in done for kind in kinds)
+
+    while moved:
+        moved = False
+        for rank, order in enumerate(schedule.orders):
+            while at[rank] < len(order) and all(map(there, parts(order[at[rank]]))):
+                done.update(parts(order[at[rank]]))
+                at[rank], moved = at[rank] + 1, True
+    stuck = [f"rank {rank} at {order[k]}" for rank, order in enumerate(schedule.orders) if (k := at[rank]) < len(order)]
+    return f"ranks wait for each other: {', '.join(stuck)}" if stuck else None
 
 
 def pipeline_bound_us(job: PipelineJob, post_validation: bool = False) -> float:
@@ -223,21 +180,15 @@ def limited_bound_us(job: PipelineJob, post_validation: bool = False) -> float:
     """The bound within the limits; infinite where a rank has no room for one micro-batch of a stage."""
     bounds, ways = [pipeline_bound_us(job, post_validation)], _ways(job, post_validation)
     for rank, limit in enumerate(job.memory_limit_bytes or ()):
-        room, area = limit - job.static_bytes[rank], 0.0
+        room = limit - job.static_bytes[rank]
         for s in job.stages_of[rank]:
-            stage, count, way, held_us = job.stages[s], len(job.route_of[s].micro_batches), ways[s], ways[s].held_us
-            paired, free = _paired(job, s), room - _beside_bytes(job, s)
-            if free < stage.saved_bytes * (held_us > 0):
+            stage, count, way = job.stages[s], len(job.route_of[s].micro_batches), ways[s]
+            free = room - _beside_bytes(job, s)
+            if free < stage.saved_bytes * (way.held_us > 0):
                 return inf
-            if stage.saved_bytes and held_us and count > (most := free // stage.saved_bytes):
-                bounds.append(_in_turn_us(job, s, way, most, room - (0 if paired else stage.forward.transient_bytes)))
-            ends = [stage.saved_bytes * (one.time_us - stage.down_us) + _area(one, paired) for one in stage.backs]
-            if stage.splits:
-                ends[1] += stage.kept_bytes * _time_us(stage.weight_gradient) + _area(stage.weight_gradient)
-            area += count * (stage.saved_bytes * held_us + _area(stage.forward, paired) + min(ends))
-        if area:
-            head_us = min(ways[s].head_us for s in job.stages_of[rank])
-            bounds.append(head_us + (area / room if room > 0 else inf))
+            if stage.saved_bytes and way.held_us and count > (most := free // stage.saved_bytes):
+                beside = 0 if _paired(job, s) else stage.forward.transient_bytes
+                bounds.append(_in_turn_us(job, s, way, most, room - beside))
         bounds += _filled_us(job, ways, rank, room)
     return max(bounds)
 
@@ -256,11 +207,6 @@ def _beside_bytes(job: PipelineJob, s: int) -> int:
         if after is not None and _transfer_us(job, after, s, job.stages[after].backs):
             found.append(min(block.output_bytes for block in job.stages[after].backs))
     return max(found)
-
-
-def _area(block: PipelineBlock | None, paired: bool = False) -> float:
-    """Transient bytes times microseconds; none where it may be in a pair that has its own."""
-    return 0.0 if block is None or paired else block.transient_bytes * block.time_us
 
 
 class _StageWays(NamedTuple):
@@ -303,31 +249,20 @@ def _least_us(job: PipelineJob, s: int, stages: Sequence[int], counted: str) -> 
 
 
 def _filled_us(job: PipelineJob, ways: dict[int, _StageWays], rank: int, room: int) -> Iterator[float]:
-    """Yield (f) and (g) of each stage of a rank."""
+    """Yield (e) of each stage of a rank."""
     for route in job.routes:
         own, count = [s for s in route.stages if job.rank_of[s] == rank], len(route.micro_batches)
         stages = [job.stages[s] for s in own]
         held = list(accumulate((one.saved_bytes for one in stages), initial=0))
         ahead = list(accumulate((one.forward.time_us for one in stages), initial=0.0))
         back = list(accumulate((one.whole_us for one in stages), initial=0.0))
-        waits = [(one.kept_bytes, max(one.whole_us - one.backs[-1].time_us, 0.0)) for one in stages]
         all_us = sum(_least_us(job, s, job.stages_of[rank], "whole_us") for s in own)
         for k, s in enumerate(own, 1):
-            way, inner_us, free = ways[s], ahead[-1] - ahead[k] + back[-1] - back[k], room - _beside_bytes(job, s)
+            inner_us, free = ahead[-1] - ahead[k] + back[-1] - back[k], room - _beside_bytes(job, s)
             most = min(count, free // held[k]) if held[k] else count
             ways_up = list(zip(held[:k], ahead[:k], strict=True))
             before_us = _most_us(ways_up, (held[k], ahead[k] + inner_us), free, count, most)
-            begins_us = way.head_us + way.held_us - job.stages[s].down_us + all_us - before_us
-            yield begins_us
-            if count > most:
-                ways_left = [
-                    (held[j] + sum(size for size, _ in some), back[j] + sum(us for _, us in some))
-                    for j in range(k)
-                    for some in chain.from_iterable(combinations(waits[j:], n) for n in range(len(own) - j + 1))
-                ]
-                left_us = _most_us(ways_left, (held[k], back[k] + inner_us), room - held[k], count - 1, most - 1)
-                behind_us = ahead[-1] + back[-1] - ahead[k - 1] + left_us  # from the start of the last F of s on
-                yield max(begins_us - behind_us, begins_us - all_us + before_us) + way.held_us + way.tail_us
+            yield ways[s].head_us + ways[s].held_us - job.stages[s].down_us + all_us - before_us
 
 
 def _most_us(ways: Sequence[_Held], full: _Held, room: int, count: int, most: int) -> float:

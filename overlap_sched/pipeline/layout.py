@@ -120,13 +120,16 @@ def _join(stages: list[PipelineStage]) -> PipelineStage:
         ("weight_gradient", [kept] * len(stages), kept),
         ("reduce", none, 0),
         ("step", none, 0),
+        ("unshard", none, 0),
     ):
         blocks = [(block, more) for one, more in zip(stages, live, strict=True) if (block := getattr(one, name))]
         if not blocks or (len(blocks) < len(stages) and name.endswith("gradient")):
             continue
         last, _ = blocks[-1 if name == "forward" else 0]
+        gathered = sum(block.output_bytes for block, _ in blocks)
         found[name] = replace(
             last,
+            output_bytes=gathered if name == "unshard" else last.output_bytes,
             time_us=sum(block.time_us for block, _ in blocks),
             transient_bytes=max(0, max(block.transient_bytes + more for block, more in blocks) - counted),
             exposed_us=sum(block.exposed_us for block, _ in blocks),

@@ -79,5 +79,6 @@ class Question(Table, kw_only=True, dict=True):
             pp,
             (Route(tuple(range(len(stages))), range(self.global_batch // (dp * layout.micro_batch))),),
             PipelineLink(latency_us, sent / (sending_us - latency_us) * 1e6 if pp > 1 else inf),
+            shared_links=prices.shared_links,
             memory_limit_bytes=(int(self.memory_limit) or self.on.device.memory_bytes,) * pp,
         )

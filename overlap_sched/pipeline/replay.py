@@ -1,6 +1,7 @@
 """How long a schedule of a pipelined job takes.
 
-Each rank has a compute stream that runs its items in order, a reduction stream, and a stream to each other rank. An
+Each rank has a compute stream that runs its items in order, a stream for gathers and reductions, and one to each other
+rank. An
 output is sent as soon as it is there, in the order of making, one at a time per ordered pair of ranks; sending takes
 nothing from compute. An item starts when the one before it has ended and what it needs has arrived::
 
@@ -9,8 +10,14 @@ nothing from compute. An item starts when the one before it has ended and what i
     rank 1           | 1F0 | 1B0 | 1F1 | 1B1 |
     1 -> 0                       |s|
 
-A reduction starts when the compute stream has come to it; a step waits for that of its stage. The streams do not slow
-each other.
+A reduction, or a gather of a stage's parameters, starts when the compute stream has come to it and the one before it on
+its rank has ended; a step waits for the reduction of its stage, what a stage computes for its parameters. Streams do
+not slow each other, but where gathers, reductions and transfers go over the same links: what a rank sends beside a
+gather or a reduction takes turns with it, and both take as much longer as they are there together. What is sent
+already goes first::
+
+    rank 0   | 0REDUCE_GRAD  = = = | 0REDUCE_GRAD        |         = both are under way, each at half its rate
+    0 -> 1                   | = = |
 
 How many bytes are live on each rank of a replayed schedule, by the rules of :mod:`overlap_sched.pipeline.job`.
 """
@@ -22,7 +29,18 @@ from math import inf
 from typing import NamedTuple, TypeAlias
 
 from overlap_sched.errors import PipelineError
-from overlap_sched.pipeline.action import BACKWARDS, RECEIVES, SENDS, Action, ActionKind, Item, PipelineSchedule, parts
+from overlap_sched.pipeline.action import (
+    BACKWARDS,
+    BESIDE,
+    COMPUTE,
+    RECEIVES,
+    SENDS,
+    Action,
+    ActionKind,
+    Item,
+    PipelineSchedule,
+    parts,
+)
 from overlap_sched.pipeline.job import PipelineBlock, PipelineJob
 
 
@@ -65,7 +83,7 @@ def transfer_us(job: PipelineJob, action: Action, receiver: int) -> float:
 
 
 class RunItem(NamedTuple):
-    """An item on its rank's compute stream; of a reduction, on its reduction stream."""
+    """An item on its rank's compute stream; a gather or a reduction on the stream beside it."""
 
     item: Item
     start_us: float
@@ -100,12 +118,12 @@ class PipelineReplay:
     """The timeline of a schedule; tuples are indexed by rank.
 
     Attributes:
-        items: Each rank's items in order, reductions among them.
+        items: Each rank's items in order, gathers and reductions among them.
         ran: All of them in an order in which each comes behind what it needs.
         sent: Outputs in the order in which they were made, those that stay on their rank among them.
         step_us: When all streams of all ranks are done.
         busy_us: Of the compute stream.
-        exposed_us: Time that the compute stream is idle although what it waits for has been made: transfers,
+        exposed_us: Time that the compute stream is idle although what it waits for has been made: transfers, gathers,
         reductions.
     """
 
@@ -146,7 +164,8 @@ Orders = list[list[int]]
 class PipelineClock:
     """Times schedules of one job, whose items it numbers as it meets them.
 
-    A token is an input of an item: of an action the output of another stage, of a step the reduction of its gradients.
+    A token is an input of an item: of an action the output of another stage and its parameters, the last that were
+    gathered, of a step the reduction of its gradients.
 
     Attributes:
         post_validation: A step is the time of the longest rank, from its first item to the end of its last.
@@ -160,7 +179,7 @@ class PipelineClock:
     def __init__(self, job: PipelineJob, post_validation: bool = False) -> None:
         self.post_validation, self.job, self.items, self.number = post_validation, job, list[Item](), dict[Item, int]()
         self.time_us, self.needs, self.ran = list[float](), list[list[int]](), list[int]()
-        self._tokens, self._streams, self._reduces = dict[Action, int](), dict[tuple[int, int], int](), list[bool]()
+        self._tokens, self._streams, self._beside = dict[Action, int](), dict[tuple[int, int], int](), list[bool]()
         self._makes: list[list[tuple[int, int, float, Action]]] = []  # per item: token, stream, time of transfer, maker
 
     def orders_of(self, schedule: PipelineSchedule) -> Orders:
@@ -180,15 +199,17 @@ class PipelineClock:
         self.number[item] = len(self.items)
         self.items.append(item)
         self.time_us.append(item_block(job, item).time_us)
-        self._reduces.append(parts(item)[0].kind is ActionKind.REDUCE)
+        self._beside.append(parts(item)[0].kind in BESIDE)
         needs, makes = list[int](), list[tuple[int, int, float, Action]]()
         for action in parts(item):
             kind, s, m = action
             back = ActionKind.BACKWARD if kind in BACKWARDS else kind
-            if kind is ActionKind.REDUCE:
-                makes.append((self._token(action), NONE, 0.0, action))
+            if kind in BESIDE:
+                makes.append((self._token(Action(kind, s)), NONE, 0.0, action))
             elif kind is ActionKind.STEP and job.stages[s].reduce is not None:
                 needs.append(self._token(Action(ActionKind.REDUCE, s)))
+            if kind in COMPUTE and job.stages[s].unshard is not None:
+                needs.append(self._token(Action(ActionKind.UNSHARD, s)))
             if job.needs_from(action) is not None:
                 needs.append(self._token(Action(back, s, m)))
             if (to := job.gives_to(action)) is not None:
@@ -206,12 +227,12 @@ class PipelineClock:
     def step_us(self, orders: Orders) -> float:
         """Time a schedule, linear in items; infinite: its ranks wait for each other."""
         ranks, tokens = len(orders), len(self._tokens)
-        at, clock, reduced = [0] * ranks, [0.0] * ranks, [0.0] * ranks
+        at, clock, beside, sending = [0] * ranks, [0.0] * ranks, [0.0] * ranks, [0.0] * ranks
         there, waiting, free = [-1.0] * tokens, [NONE] * tokens, [0.0] * len(self._streams)
         self.start_us, self.end_us = [0.0] * len(self.items), [0.0] * len(self.items)
         self.sent_us, self.maker, self.there_us = [0.0] * tokens, [NONE] * tokens, there
         start_us, end_us, time_us, sent_us, maker = self.start_us, self.end_us, self.time_us, self.sent_us, self.maker
-        needs, makes, reduces = self.needs, self._makes, self._reduces
+        needs, makes, on_side, shared = self.needs, self._makes, self._beside, self.job.shared_links
         ran = self.ran = list[int]()
         ready = deque(range(ranks))
         while ready:
@@ -229,9 +250,9 @@ class PipelineClock:
                 else:
                     k += 1
                     ran.append(one)
-                    if reduces[one]:
-                        start_us[one] = start = max(now, reduced[rank])
-                        end = reduced[rank] = end_us[one] = start + time_us[one]
+                    if on_side[one]:
+                        start_us[one] = start = max(now, beside[rank])
+                        end = beside[rank] = end_us[one] = max(start, sending[rank]) + time_us[one]
                     else:
                         start_us[one] = start
                         end = now = end_us[one] = start + time_us[one]
@@ -239,6 +260,12 @@ class PipelineClock:
                         begin = end
                         if stream >= 0:
                             begin = max(end, free[stream])
+                            if shared:
+                                if (more := min(us, beside[rank] - begin)) > 0.0:
+                                    self._delay(order[:k], begin, more)
+                                    beside[rank] += more
+                                    us += more
+                                sending[rank] = max(sending[rank], begin + us)
                             free[stream] = begin + us
                         sent_us[token], there[token], maker[token] = begin, begin + us, one
                         if waiting[token] >= 0:
@@ -248,7 +275,15 @@ class PipelineClock:
             at[rank], clock[rank] = k, now
         if len(ran) < sum(map(len, orders)):
             return inf
-        return max(map(self.span_us, orders)) if self.post_validation else max([*clock, *reduced, *free])
+        return max(map(self.span_us, orders)) if self.post_validation else max([*clock, *beside, *free])
+
+    def _delay(self, run: list[int], from_us: float, by_us: float) -> None:
+        """Delay gathers and reductions that end later than an instant."""
+        for one in run:
+            if self._beside[one] and self.end_us[one] > from_us:
+                self.start_us[one] += by_us if self.start_us[one] > from_us else 0.0
+                self.end_us[one] += by_us
+                self.there_us[self._makes[one][0][0]] += by_us
 
     def span_us(self, order: list[int]) -> float:
         """The time until all items of a rank have ended; where ranks do not wait for each other, from its first."""
@@ -269,15 +304,15 @@ class PipelineClock:
             SentOutput(action, needed_by[token], end_us[k], self.sent_us[token], self.there_us[token])
             for k in self.ran
             for token, _, _, action in self._makes[k]
-            if not self._reduces[k]
+            if not self._beside[k]
         ]
         busy, exposed = [0.0] * job.ranks, [0.0] * job.ranks
         for rank, order in enumerate(orders):
             now = last = 0.0
             for k in order:
                 last = max(last, end_us[k])
-                if not self._reduces[k]:
-                    makers = [one for token in self.needs[k] if not self._reduces[one := self.maker[token]]]
+                if not self._beside[k]:
+                    makers = [one for token in self.needs[k] if not self._beside[one := self.maker[token]]]
                     exposed[rank] += self.start_us[k] - max([now, *(end_us[one] for one in makers)])
                     busy[rank] += self.time_us[k]
                     now = end_us[k]
@@ -340,6 +375,7 @@ def memory_curves(job: PipelineJob, replay: PipelineReplay) -> tuple[tuple[tuple
 def _levels(job: PipelineJob, replay: PipelineReplay) -> list[list[_Level]]:
     """Per rank, from 0 on, in time; what ends at an instant is over before what begins there, unless it began there."""
     changes: list[list[tuple[float, int, int, Item]]] = [[] for _ in range(job.ranks)]
+    gathered = dict[int, float]()
     times = {action: run for items in replay.items for run in items for action in parts(run.item)}
     times |= {action._replace(kind=ActionKind.BACKWARD): times[action] for action in times if action.kind in BACKWARDS}
 
@@ -357,6 +393,10 @@ def _levels(job: PipelineJob, replay: PipelineReplay) -> list[list[_Level]]:
                 elif kind is ActionKind.INPUT_GRADIENT:
                     weights = times[Action(ActionKind.WEIGHT_GRADIENT, s, m)]
                     hold(rank, end_us, weights.end_us, stage.kept_bytes, Action(kind, s, m))
+                elif kind is ActionKind.UNSHARD:
+                    gathered[s] = start_us
+                elif kind is ActionKind.RESHARD and stage.unshard is not None:
+                    hold(rank, gathered[s], start_us, stage.unshard.output_bytes, Action(ActionKind.UNSHARD, s, m))
     for output in replay.sent:
         (send, receive), used_us = output.both_ends, times[output.needed_by].start_us
         sender, receiver = job.rank_of[send.stage], job.rank_of[receive.stage]

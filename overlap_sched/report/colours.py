@@ -52,6 +52,8 @@ PIPELINE = {
     "B": ("#009E73", "backward"),
     "I": ("#009E73", "gradient of inputs"),
     "W": ("#B07AA1", "gradient of weights"),
+    "UNSHARD": ("#BF9C0D", "gather of parameters"),
+    "RESHARD": ("#BF9C0D", "release of parameters"),
     "REDUCE_GRAD": ("#992C8B", "reduction of gradients"),
     "STEP": ("#5F6063", "step of the optimizer"),
 }

@@ -5,7 +5,7 @@ from itertools import product
 from typing import Any
 
 import pytest
-from torch.distributed.pipelining.schedules import _Action, _add_unshard_reshard
+from torch.distributed.pipelining.schedules import _Action, _add_reduce_grad, _add_unshard_reshard
 
 from overlap_sched.cost import Collective
 from overlap_sched.cost.cluster import read_cluster
@@ -62,15 +62,19 @@ def test_ranks_multiply_what_a_token_meets(name: str) -> None:
         assert sum(m * n * k * batch for m, n, k, batch in shapes) * mesh.tp == pytest.approx(met * of.tokens)
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "interleaved:2", "zb-h1", "zbv"])
-def test_torch_gathers_a_stage_once_as_zero1_does(schedule: str) -> None:
-    job = ask().job(Layout(Mesh(pp=4, dp=2), 1, "none", "fsdp"))
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved:2", "interleaved:4", "interleaved-zb:5", "zb-h1", "zbv"])
+def test_stages_are_gathered_and_freed_where_torch_does(schedule: str) -> None:
+    job = ask(model=TINY | {"layers": 20}).job(Layout(Mesh(pp=4, dp=2), 1, "none", "fsdp"))
     one = plan_pipeline(job, named(schedule), even_cut(job, named(schedule)))
-    for row in schedule_csv(one.job, one.schedule, one.replay, "compute_only").splitlines():
-        actions = list(map(str, _add_unshard_reshard([_Action.from_str(cell) for cell in row.split(",")])))
-        stages = {cell[: cell.index("F")] for cell in row.split(",") if "F" in cell}
-        for what in ("UNSHARD", "RESHARD"):
-            assert sorted(a for a in actions if a[1:] == what) == sorted(stage + what for stage in stages)
+    only, comms = (
+        [row.split(",") for row in schedule_csv(one.job, one.schedule, one.replay, form).split()]
+        for form in ("compute_only", "compute_comms")
+    )
+    for order, ours in zip(only, comms, strict=True):
+        actions = _add_unshard_reshard([_Action.from_str(cell) for cell in order])
+        theirs = list(map(str, _add_reduce_grad(actions, job.micro_batches)))
+        assert [cell for cell in ours if "SEND" not in cell and "RECV" not in cell] == theirs
+        assert theirs.count("0UNSHARD") == (0 if "0F0" not in order else 1 if one.job.rank_of.count(0) < 4 else 4)
 
 
 def test_what_ranks_divide() -> None:

@@ -2,6 +2,7 @@
 
 import ast
 import random
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
@@ -15,13 +16,13 @@ from hypothesis import strategies as st
 import overlap_sched.pipeline.judge
 import tests.support.pipeline_judge
 from overlap_sched.errors import PipelineError
-from overlap_sched.pipeline.action import Action, ActionKind, Item, Pair, PipelineSchedule
+from overlap_sched.pipeline.action import BESIDE, Action, ActionKind, Item, Pair, PipelineSchedule, parts
 from overlap_sched.pipeline.compare import named
 from overlap_sched.pipeline.csv_file import with_transfers
-from overlap_sched.pipeline.job import PipelineBlock, PipelineJob, PipelineStage
+from overlap_sched.pipeline.job import PipelineBlock, PipelineJob, PipelineLink, PipelineStage
 from overlap_sched.pipeline.judge import limited_bound_us, pipeline_bound_us, violation
 from overlap_sched.pipeline.named import lay_out_named, one_f_one_b
-from overlap_sched.pipeline.replay import pipeline_peaks, replay_pipeline
+from overlap_sched.pipeline.replay import item_us, pipeline_peaks, replay_pipeline, transfer_us
 from tests.support.examples import examples
 from tests.support.pipeline_judge import Sending, measure_pipeline, transfer_violation
 from tests.support.pipelines import random_job, random_schedule, read_item, read_schedule, swapped, uniform
@@ -70,7 +71,36 @@ def test_what_the_judge_lets_through_runs_and_what_it_refuses_does_not(seed: int
         with pytest.raises(PipelineError, match="a deadlock"):
             replay_pipeline(job, broken)
     else:
-        assert " before " in found
+        assert re.search(" before | where its parameters are | never runs ", found)
+
+
+@examples(40)
+@given(SEEDS)
+def test_what_shares_links_takes_turns(seed: int) -> None:
+    """A send is at half its rate beside gathers and reductions, which lose as much; those wait for earlier sends."""
+    rng = random.Random(seed)
+    job = random_job(rng)
+    schedule, shared = random_schedule(job, rng), replace(job, shared_links=True)
+    replay = replay_pipeline(shared, schedule)
+    assert replay.step_us >= replay_pipeline(job, schedule).step_us
+    places = {action: k for runs in replay.items for k, run in enumerate(runs) for action in parts(run.item)}
+    for rank, runs in enumerate(replay.items):
+        sends = [
+            one for one in replay.sent if job.rank_of[one.action.stage] == rank != job.rank_of[one.needed_by.stage]
+        ]
+        beside = {k: run for k, run in enumerate(runs) if parts(run.item)[0].kind in BESIDE}
+        own_us, waits_us = {k: run.end_us - run.start_us for k, run in beside.items()}, dict.fromkeys(beside, 0.0)
+        for one in sends:
+            us = one.end_us - one.start_us
+            for k, run in beside.items():
+                if k < places[one.action]:
+                    shared_us = max(min(run.end_us, one.end_us) - max(run.start_us, one.start_us), 0.0) / 2
+                    us, own_us[k] = us - shared_us, own_us[k] - shared_us
+                else:
+                    waits_us[k] = max(waits_us[k], one.end_us - max(run.start_us, one.start_us))
+            assert us == transfer_us(job, one.action, job.rank_of[one.needed_by.stage])
+        for k, run in beside.items():
+            assert 0.0 <= own_us[k] - item_us(job, run.item) <= waits_us[k]
 
 
 ZERO, ONE = "0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"
@@ -93,7 +123,7 @@ ZERO, ONE = "0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"
         (ZERO, "1F0 1B0 1F1 1W1 1I1", "rank 1 runs 1W1 before 1I1"),
         ("(0F0;0B0)OVERLAP_F_B 0F1 0B1", ONE, "rank 0 runs 0B0 before 0F0"),
         (ZERO, "1F0 (1B0;1F1)OVERLAP_F_B 1B1", "rank 1 runs (1B0;1F1)OVERLAP_F_B together; a pair is a forward and a"),
-        ("0F0 0B0 0F1 0B1", "1F1 1F0 1B0 1B1", "ranks wait for each other: 1F1 (rank 1) before 1F0 (rank 1) before"),
+        ("0F0 0B0 0F1 0B1", "1F1 1F0 1B0 1B1", "ranks wait for each other: rank 0 at 0B0, rank 1 at 1F1"),
     ],
 )
 def test_refused(zero: str, one: str, why: str) -> None:
@@ -121,6 +151,43 @@ def test_updates_come_last(order: str, why: str | None) -> None:
     job = uniform(1, 1)
     stage = replace(job.stages[0], reduce=PipelineBlock(5.0), step=PipelineBlock(2.0))
     assert violation(replace(job, stages=(stage,)), read_schedule(order)) == why
+
+
+@pytest.mark.parametrize(
+    ("order", "why"),
+    [
+        ("0UNSHARD 0F0 0B0 0RESHARD", None),
+        ("0UNSHARD 0F0 0RESHARD 0UNSHARD1 0B0 0RESHARD1", None),
+        ("0UNSHARD 0F0 0RESHARD 0B0", "rank 0 runs 0B0 where its parameters are not there"),
+        ("0F0 0UNSHARD 0B0 0RESHARD", "rank 0 runs 0F0 where its parameters are not there"),
+        ("0UNSHARD 0F0 0UNSHARD1 0B0 0RESHARD", "rank 0 runs 0UNSHARD where its parameters are there"),
+        ("0RESHARD 0UNSHARD 0F0 0B0", "rank 0 runs 0RESHARD where its parameters are not there"),
+        ("0UNSHARD 0F0 0B0", "rank 0 never runs 0RESHARD"),
+    ],
+)
+def test_parameters_are_gathered(order: str, why: str | None) -> None:
+    job = uniform(1, 1)
+    stage = replace(job.stages[0], unshard=PipelineBlock(5.0, 0, 7))
+    assert violation(replace(job, stages=(stage,)), read_schedule(order)) == why
+    assert str(violation(job, read_schedule(order))).endswith("SHARD; the job has no such action")
+
+
+@pytest.mark.parametrize(("size", "send", "gather"), [(4, (3.0, 11.0), (2.0, 16.0)), (30, (3.0, 42.0), (2.0, 21.0))])
+def test_turns_by_hand(size: int, send: tuple[float, float], gather: tuple[float, float]) -> None:
+    """The output of 0F0 [2, 3) beside a gather of 10 takes twice its time, or as much more as is left of that.
+
+    A reduction waits for what is sent when it begins. Ranks have stages 0 and 2, 1 and 3.
+    """
+    job = replace(uniform(2, 1, 2), shared_links=True, link=PipelineLink(0.0, 1e6))
+    first = replace(job.stages[0], forward=PipelineBlock(1.0, 0, size), unshard=PipelineBlock(2.0))
+    third = PipelineStage(*[PipelineBlock(1.0, 0, 4)] * 2, unshard=PipelineBlock(10.0), reduce=PipelineBlock(5.0))
+    job = replace(job, stages=(first, job.stages[1], third, job.stages[3]))
+    replay = replay_pipeline(job, job.with_updates(read_schedule("0F0 2F0 2B0 0B0", "1F0 3F0 3B0 1B0")))
+    runs = {str(run.item): run[1:] for run in replay.items[0]}
+    sent = {str(one.action): one[3:] for one in replay.sent}
+    assert (sent["0F0"], runs["2UNSHARD"]) == (send, gather)
+    begun = runs["2B0"][1]
+    assert (sent["2B0"], runs["2REDUCE_GRAD"]) == ((begun, begun + 4), (begun, begun + 9))
 
 
 def test_a_reduction_runs_beside_what_is_left() -> None:

@@ -1,14 +1,27 @@
 """What a schedule of a pipeline takes, and whether its sends can hang: shares only the data with what it judges."""
 
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from graphlib import TopologicalSorter
 from itertools import count
 from typing import Literal, NamedTuple
 
-from overlap_sched.pipeline.action import BACKWARDS, RECEIVES, SENDS, Action, ActionKind, Item, PipelineSchedule, parts
+from overlap_sched.pipeline.action import (
+    BACKWARDS,
+    BESIDE,
+    RECEIVES,
+    SENDS,
+    Action,
+    ActionKind,
+    Item,
+    Pair,
+    PipelineSchedule,
+    parts,
+)
 from overlap_sched.pipeline.job import PipelineJob
-from overlap_sched.pipeline.judge import Event, event_graph
+
+Event = tuple[int, int] | Action
+"""``(rank, position)`` of an item; the action that made what is sent, of a transfer."""
 
 
 class JudgedPipeline(NamedTuple):
@@ -32,9 +45,50 @@ class JudgedPipeline(NamedTuple):
 _Times = dict[Event, tuple[float, float]]
 
 
+def _event_graph(job: PipelineJob, schedule: PipelineSchedule) -> dict[Event, tuple[float, list[Event]]]:
+    """What each event takes, and what it waits for, where no streams share links."""
+    graph = dict[Event, tuple[float, list[Event]]]()
+    runs = [(rank, k, item) for rank, order in enumerate(schedule.orders) for k, item in enumerate(order)]
+    at: dict[Action, Event] = {action: (rank, k) for rank, k, item in runs for action in parts(item)}
+    for rank, order in enumerate(schedule.orders):
+        compute, beside = list[Event](), list[Event]()
+        sent, gathered = dict[int, Event](), dict[int, Event]()
+        for k, item in enumerate(order):
+            here = parts(item)
+            needed = [gathered[action.stage] for action in here if action.stage in gathered]
+            for action in here:
+                if (maker := _maker(job, action, at)) is not None:
+                    needed.append(maker if job.rank_of[maker.stage] != rank else at[maker])
+                if action.kind is ActionKind.STEP and (reduce := Action(ActionKind.REDUCE, action.stage)) in at:
+                    needed.append(at[reduce])
+            if here[0].kind in BESIDE:
+                graph[rank, k] = _item_us(job, item), [*compute, *beside]
+                beside = [(rank, k)]
+                gathered |= {here[0].stage: (rank, k)} if here[0].kind is ActionKind.UNSHARD else {}
+                continue
+            graph[rank, k] = _item_us(job, item), [*compute, *needed]
+            compute = [(rank, k)]
+            for action in here:
+                to, block = job.gives_to(action), job.stages[action.stage].block(action.kind)
+                if to is not None and block is not None and (other := job.rank_of[to]) != rank:
+                    link = job.links.get((rank, other), job.link)
+                    us = link.latency_us + block.output_bytes / link.bytes_per_s * 1e6
+                    graph[action] = us, [(rank, k), *([sent[other]] if other in sent else [])]
+                    sent[other] = action
+    return graph
+
+
+def _item_us(job: PipelineJob, item: Item) -> float:
+    times = [block.time_us for action in parts(item) if (block := job.stages[action.stage].block(action.kind))]
+    if not isinstance(item, Pair):
+        return times[0]
+    both = item.forward.stage, item.backward.stage
+    return max(*times, job.pairs[both].time_us if both in job.pairs else job.pair_factor * sum(times))
+
+
 def measure_pipeline(job: PipelineJob, schedule: PipelineSchedule) -> JudgedPipeline:
     """Judge a valid schedule (:func:`~overlap_sched.pipeline.judge.violation`)."""
-    graph, times = event_graph(job, schedule), _Times()
+    graph, times = _event_graph(job, schedule), _Times()
     for event in TopologicalSorter({event: before for event, (_, before) in graph.items()}).static_order():
         time_us, before = graph[event]
         start = max([0.0, *(times[earlier][1] for earlier in before)])
@@ -51,7 +105,7 @@ def measure_pipeline(job: PipelineJob, schedule: PipelineSchedule) -> JudgedPipe
         ended = last = 0.0
         for item, (start, end) in zip(order, spans[rank], strict=True):
             last = max(last, end)
-            if parts(item)[0].kind is not ActionKind.REDUCE:
+            if parts(item)[0].kind not in BESIDE:
                 made = [own[maker][1] for action in parts(item) if (maker := _maker(job, action, own)) is not None]
                 exposed[rank] += start - max([ended, *made])  # idle, though all has been made
                 busy[rank] += end - start
@@ -64,7 +118,7 @@ def measure_pipeline(job: PipelineJob, schedule: PipelineSchedule) -> JudgedPipe
     return JudgedPipeline(spans, step, tuple(busy), tuple(exposed), tuple(map(_peak, live)))
 
 
-def _maker(job: PipelineJob, action: Action, known: dict[Action, tuple[float, float]]) -> Action | None:
+def _maker(job: PipelineJob, action: Action, known: Container[Action]) -> Action | None:
     """The action of another stage whose output is this one's input."""
     stage, kinds = job.needs_from(action), BACKWARDS if action.kind in BACKWARDS else (action.kind,)
     makers = [Action(kind, stage, action.micro_batch) for kind in kinds] if stage is not None else []
@@ -89,6 +143,8 @@ def _live(
             yield rank, own[Action(ActionKind.FORWARD, s, m)][0], end, stage.saved_bytes
         elif kind is ActionKind.WEIGHT_GRADIENT:
             yield rank, own[Action(ActionKind.INPUT_GRADIENT, s, m)][1], end, stage.kept_bytes
+        elif kind is ActionKind.RESHARD and stage.unshard is not None:
+            yield rank, own[Action(ActionKind.UNSHARD, s, m)][0], start, stage.unshard.output_bytes
         block = None if maker is None else job.stages[maker.stage].block(maker.kind)
         if maker is not None and block is not None:
             made, sender = own[maker][1], job.rank_of[maker.stage]

@@ -56,9 +56,10 @@ def random_job(rng: random.Random, most_stages: int = 5, most_batches: int = 4) 
         halves = (block(), block()) if rng.random() < 0.7 else (None, None)
         updates = [block() if rng.random() < 0.3 else None for _ in range(2)]
         held = [rng.randint(0, 20) for _ in range(3)]
-        return PipelineStage(block(), block(), *halves, *held, *updates)
+        gather = block() if divided and rng.random() < 0.8 else None
+        return replace(PipelineStage(block(), block(), *halves, *held, *updates), unshard=gather)
 
-    count, batches = rng.randint(1, most_stages), rng.randint(1, most_batches)
+    divided, count, batches = rng.random() < 0.3, rng.randint(1, most_stages), rng.randint(1, most_batches)
     ranks = rng.randint(1, count)
     places = [*range(ranks), *(rng.randrange(ranks) for _ in range(count - ranks))]
     rng.shuffle(places)

@@ -410,17 +410,16 @@ class PipelineCommand(InputLimits, Figures):
             Options(headroom=self.order_graphs or "")
 
 
-@dataclass(frozen=True)
-class CapacityCommand(Figures):
+@dataclass(frozen=True, kw_only=True)
+class CapacityCommand(InputLimits, Figures):
     """Find layouts."""
 
     question: Annotated[str, Flag(positional=True, file="in")]
-    """QUESTION.toml: GPUs, batch, sequence, a model by name or by dimensions, and ranges"""
+    """QUESTION.toml: GPUs, batch, sequence, a model by name, by dimensions or by dumps of it, and ranges"""
     csv: Annotated[str | None, Flag(file="out")] = None
     """OUT.csv: write the schedule of the best as torch.distributed.pipelining reads it (_load_csv)"""
     html: Annotated[str | None, Flag(file="out")] = None
     """OUT.html: write one HTML file with a picture of the best: ranks by time, and memory"""
-    given: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

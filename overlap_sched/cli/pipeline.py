@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from rich.console import RenderableType
 
-from overlap_sched.cli.arguments import LEFT, Input, PipelineCommand
+from overlap_sched.cli.arguments import LEFT, Input, InputLimits, PipelineCommand
 from overlap_sched.cli.input import Printed, Tell, is_dump, load
 from overlap_sched.cli.vary import read_axes
 from overlap_sched.errors import OptionsError, PipelineError
@@ -16,7 +16,7 @@ from overlap_sched.options import Options
 from overlap_sched.pipeline import compare
 from overlap_sched.pipeline.best import FOUND, FoundPipeline, find_pipeline
 from overlap_sched.pipeline.csv_file import schedule_csv
-from overlap_sched.pipeline.graphs import GraphSource, JobGraphs, offer
+from overlap_sched.pipeline.graphs import GraphSource, JobGraphs, ReadGraph, offer
 from overlap_sched.pipeline.job import PipelineJob, scale_links
 from overlap_sched.pipeline.job_file import read_job
 from overlap_sched.problem import Order, Problem
@@ -81,15 +81,22 @@ class _Planned(NamedTuple):
         return self.named if self.found is None else (*self.named, self.found.plan)
 
 
-def _planner(command: PipelineCommand, tell: Tell) -> Callable[[report.Change], _Planned]:
-    """Return what plans the job as it is and changed; graphs and jobs are read once for each headroom."""
+def graph_reader(limits: InputLimits, tell: Tell) -> ReadGraph:
+    """Return what reads a graph that a job names, once."""
 
     @cache
     def read_graph(source: GraphSource) -> Problem:
         tell(f"reading {source.path}")
-        limits = {"max_input_bytes": command.max_input_bytes, "max_nodes": command.max_nodes}
+        most = {"max_input_bytes": limits.max_input_bytes, "max_nodes": limits.max_nodes}
         of_dump = {"cluster": source.cluster, "group": source.groups} if is_dump(str(source.path)) else {}
-        return load(Input(problem=str(source.path), **limits, **of_dump), tell).problem  # type: ignore[arg-type]
+        return load(Input(problem=str(source.path), **most, **of_dump), tell).problem  # type: ignore[arg-type]
+
+    return read_graph
+
+
+def _planner(command: PipelineCommand, tell: Tell) -> Callable[[report.Change], _Planned]:
+    """Return what plans the job as it is and changed; graphs and jobs are read once for each headroom."""
+    read_graph = graph_reader(command, tell)
 
     @cache
     def graphs_in(headroom: int | str | None) -> JobGraphs:

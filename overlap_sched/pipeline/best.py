@@ -43,7 +43,7 @@ class FoundPipeline:
     Attributes:
         plan: It, named :data:`FOUND`; its ``bound_us`` is of its layout, cut and limits.
         bound_us: No schedule of any of the layouts and cuts that were tried is shorter, within the limits.
-        any_cut_us: No schedule of any cut at all is shorter, in these layouts.
+        any_cut_us: None at all is shorter: one micro-batch takes so long, and all of them on ranks that are never idle.
         aim_us: Its step, or with post-validation the time of its longest rank.
         layout: How its stages are laid out, for people.
         made_from: What it was made from: ``"zbv, improved"``.
@@ -223,15 +223,16 @@ def find_pipeline(
 def _trials(job: PipelineJob, post_validation: bool) -> tuple[list[LayoutSearch], float]:
     """List what is tried, that with the lowest bound first; and a step that no cut is below."""
     found: list[LayoutSearch] = []
-    low_us = inf
+    first = job.stages[job.routes[0].stages[0]]
+    way_us = sum(stage.forward.time_us + stage.down_us for stage in job.stages) + first.whole_us - first.down_us
+    whole_us = job.micro_batches * sum(stage.forward.time_us + stage.whole_us for stage in job.stages)
+    low_us = max(least_part(job) * whole_us / job.ranks, 0.0 if post_validation else way_us)
     few = sorted({1, *stages_per_rank(job), *range(2, min(FEW, len(job.stages) // job.ranks) + 1)})
     for layout in (*(StageLayout("looped", v) for v in few), FOLDED, TWO_WAVES, MIRRORED):
         if layout.count(job.ranks) > len(job.stages) or (layout is MIRRORED and job.micro_batches == 1):
             continue
-        cuts, least_us = unit_cuts(job, layout)
-        low_us = min(low_us, least_us)
         size, left = divmod(len(job.stages), layout.count(job.ranks))
-        ways = [*cuts, *([] if left else [UnitCut((size,) * layout.count(job.ranks), ())])]
+        ways = [*unit_cuts(job, layout), *([] if left else [UnitCut((size,) * layout.count(job.ranks), ())])]
         if job.memory_limit_bytes is not None and any(stage.recomputed for stage in job.stages):
             again = tuple(unit for unit in range(len(job.stages)) if job.stages[unit].recomputed is not None)
             ways += [UnitCut(cut, again) for cut in [best_cut(recompute_stages(job, again), layout)] if cut is not None]
@@ -240,7 +241,4 @@ def _trials(job: PipelineJob, post_validation: bool) -> tuple[list[LayoutSearch]
             placed = layout.put(units, how.cut)
             bound_us = limited_bound_us(placed, post_validation)
             found.append(LayoutSearch(layout, how, units, PipelineClock(placed, post_validation), bound_us))
-    if post_validation:  # no rank waits for others, so the longest takes as long as ranks do on average, or longer
-        whole_us = job.micro_batches * sum(stage.forward.time_us + stage.whole_us for stage in job.stages)
-        low_us = least_part(job) * whole_us / job.ranks
     return sorted(found, key=lambda trial: trial.bound_us), low_us

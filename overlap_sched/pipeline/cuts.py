@@ -12,8 +12,8 @@ while that helps.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import accumulate, pairwise, permutations
-from math import ceil, inf
+from itertools import accumulate, permutations
+from math import ceil
 from typing import NamedTuple
 
 from overlap_sched.pipeline.job import PipelineJob, PipelineStage
@@ -61,17 +61,11 @@ def best_cut(job: PipelineJob, layout: StageLayout) -> Cut | None:
     return _Cutter(job, layout, None).best()
 
 
-def unit_cuts(job: PipelineJob, layout: StageLayout) -> tuple[list[UnitCut], float]:
-    """List cuts worth a try within the limits, and a step (microseconds) below which no cut of the layout comes.
-
-    That is so whatever is recomputed; infinite where parameters alone do not fit.
-    """
+def unit_cuts(job: PipelineJob, layout: StageLayout) -> list[UnitCut]:
+    """List cuts worth a try within the limits."""
     parts = (None,) if job.memory_limit_bytes is None else (2.0, 1.0, 0.5, 0.0)  # of 1F1B's micro-batches in flight
     cutters = [_Cutter(job, layout, part) for part in parts]
-    found = [UnitCut(cut, one.recomputed(cut)) for one in cutters if (cut := one.best()) is not None]
-    first = job.stages[job.routes[0].stages[0]]  # at least, of one micro-batch:
-    way_us = sum(stage.forward.time_us + stage.down_us for stage in job.stages) + first.whole_us - first.down_us
-    return list(dict.fromkeys(found)), max(cutters[-1].least_us(), way_us)
+    return list(dict.fromkeys(UnitCut(cut, one.recomputed(cut)) for one in cutters if (cut := one.best()) is not None))
 
 
 class _Cutter:
@@ -98,15 +92,11 @@ class _Cutter:
         most = dict[str, float]()
         cut = None
         for what, close in (("busy_us", 0.01), ("stage_us", 0.0), ("least_us", 0.0), ("held", 0.0)):
-            cut, _ = self._least(what, most)
+            cut = self._least(what, most)
             if cut is None:
                 return None
             most[what] = self._worst(what, cut) * (1 + close)
         return cut
-
-    def least_us(self) -> float:
-        """The least that no cut is below, in microseconds."""
-        return self._spread_us() if not self._exact else self._least("least_us", {})[1]
 
     def recomputed(self, cut: Cut) -> tuple[int, ...]:
         """The units that are recomputed with a cut."""
@@ -115,12 +105,10 @@ class _Cutter:
     def _worst(self, what: str, cut: Cut) -> float:
         return max(getattr(need, what) for need in self._needs(cut))
 
-    def _least(self, what: str, most: Mapping[str, float]) -> tuple[Cut | None, float]:
-        """The cut with which the worst rank has least, within the most of others; and what none is below."""
+    def _least(self, what: str, most: Mapping[str, float]) -> Cut | None:
+        """The cut with which the worst rank has least, within the most of others."""
         best, low = self._within(most), 0.0
-        if best is None:
-            return None, inf
-        high = self._worst(what, best)
+        high = 0.0 if best is None else self._worst(what, best)
         while high - low > 1e-4 * high:
             middle = (low + high) / 2
             cut = self._within({**most, what: middle})
@@ -128,7 +116,7 @@ class _Cutter:
                 low = middle
             else:
                 best, high = cut, self._worst(what, cut)
-        return best, low
+        return best
 
     def _within(self, most: Mapping[str, float]) -> Cut | None:
         """A cut with which no rank has more."""
@@ -197,19 +185,6 @@ class _Cutter:
         ends, ranks = [0, *accumulate(cut)], self._job.ranks
         own = [self._layout.stages_of(rank, ranks) for rank in range(ranks)]
         return [self._need(rank, tuple((ends[s], ends[s + 1]) for s in stages)) for rank, stages in enumerate(own)]
-
-    def _spread_us(self) -> float:
-        """At least, of the worst rank, whatever units it has: of the kR + 1 longest some rank has k + 1."""
-        ranks, batches = self._job.ranks, self._job.micro_batches
-        both = [f + b for f, b in zip(self._forward, self._whole, strict=True)]
-        each = sorted((b - a for a, b in pairwise(both)), reverse=True)
-        if self._layout.kind == "mirrored":  # half of the micro-batches of each unit are on one rank, half on another
-            return self._scale * batches * sum(each) / ranks
-        most_us = max(sum(each[k * ranks - k : k * ranks + 1]) for k in range((len(each) - 1) // ranks + 1))
-        if self._scale < 1.0:
-            return self._scale * batches * most_us
-        waits = sum(self._forward[:ranks]) + (0.0 if self._halves else sum(self._down[:ranks]))
-        return max(batches * most_us, (waits + batches * sum(each)) / ranks)
 
     def _need_of(self, rank: int, pieces: Pieces) -> RankNeed:
         batches, forward, down, whole = self._job.micro_batches, self._forward, self._down, self._whole

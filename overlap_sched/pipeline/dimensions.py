@@ -201,12 +201,36 @@ class Mesh(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """One way to train."""
+    """One way to train; ``dump``: sharded as the graphs of a dump are."""
 
     mesh: Mesh
     micro_batch: int
     recompute: Recompute
-    sharding: Sharding
+    sharding: Literal[Sharding, "dump"]
+
+
+@dataclass(frozen=True)
+class MeshPrices:
+    """Prices collectives of a mesh."""
+
+    cluster: Cluster
+    mesh: Mesh
+
+    @property
+    def shared_links(self) -> bool:
+        """Tell whether replicas are as far from each other, in a node or not, as neighbours in a pipeline."""
+        return (self.nodes("dp") > 1) is (self.nodes("pp") > 1)
+
+    def nodes(self, among: str) -> int:
+        """How many nodes a group is on."""
+        size, stride = self.mesh.along(among)
+        return len({k * stride // self.cluster.ranks_per_node for k in range(size)})
+
+    def collective_us(self, op: str, nbytes: float, among: str) -> float:
+        """Microseconds of a collective; 0 in a group of one, or of no bytes."""
+        size, nodes = self.mesh.along(among)[0], self.nodes(among)
+        work = Collective(op, round(nbytes), Group(size, nodes == 1, nodes if nodes > 1 else 0))
+        return model_of(self.cluster).collective_us(work) if size > 1 and nbytes else 0.0
 
 
 @dataclass(frozen=True)
@@ -232,27 +256,15 @@ class LayerPrices:
         return "step" if self.layout.sharding == "zero1" else "stage" if self.layout.mesh.pp > 1 else "layer"
 
     @property
-    def shared_links(self) -> bool:
-        """Tell whether replicas are as far from each other, in a node or not, as neighbours in a pipeline."""
-        return (self.nodes("dp") > 1) is (self.nodes("pp") > 1)
-
-    def nodes(self, among: str) -> int:
-        """How many nodes a group is on."""
-        size, stride = self.layout.mesh.along(among)
-        return len({k * stride // self.cluster.ranks_per_node for k in range(size)})
-
-    @property
     def tokens(self) -> int:
         """The tokens of a tensor-parallel group."""
         return self.layout.micro_batch * self.sequence // self.layout.mesh.cp
 
     def collective_us(self, op: str, nbytes: float, among: str) -> float:
-        """Microseconds of a collective; 0 in a group of one, or of no bytes."""
-        size, nodes = self.layout.mesh.along(among)[0], self.nodes(among)
-        if size == 1 or not nbytes or among == self.free:
-            return 0.0
-        work = Collective(op, round(nbytes), Group(size, nodes == 1, nodes if nodes > 1 else 0))
-        return model_of(self.cluster).collective_us(work)
+        """Microseconds of a collective; 0 in a group of one, of no bytes, or of the dimension that is free."""
+        return (
+            0.0 if among == self.free else MeshPrices(self.cluster, self.layout.mesh).collective_us(op, nbytes, among)
+        )
 
     def kernel_us(self, op: str, flops: float, size: float, shape: Shape = NO_SHAPE, kind: Kind | None = None) -> float:
         """Microseconds of a kernel that reads and writes so many elements of 2 bytes."""

@@ -3,7 +3,7 @@
 Files are not trusted: every key, type, unit and range is checked, and an error says what, where and what to write.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
@@ -57,7 +57,9 @@ class _StageTable(Table):
     recompute: bool | _RecomputeTable = False
 
 
-class _ModelTable(Table):
+class ModelTable(Table):
+    """Graphs of a model; see ``docs/pipelines.md``."""
+
     forward: str
     backward: str
     layers: Positive | Annotated[tuple[Positive, ...], msgspec.Meta(min_length=1)] | None = None
@@ -81,7 +83,7 @@ class _JobTable(Table):
     ranks: Positive
     micro_batches: Positive
     stage: tuple[_StageTable, ...] = ()
-    model: _ModelTable | None = None
+    model: ModelTable | None = None
     name: str = ""
     cluster: str = ""
     ranks_per_node: Positive = 1
@@ -152,15 +154,6 @@ def parse_job(
         )
     if ranks > count:
         raise PipelineError(f"{where}: ranks is {ranks}, and there are {count} stages: give one per rank, or more.")
-    stages, received = list[PipelineStage](), 0
-    for k, one in enumerate(tables):
-        expected = received or (int(one.forward.output) if one.repeat > 1 else 0)
-        stage = _StageReader(source, graphs, f"{where}: stage[{k}]", expected).stage(one)
-        way = one.recompute if isinstance(one.recompute, _RecomputeTable) else _RecomputeTable()
-        for _ in range(one.repeat):
-            sends = _with_outputs(stage, received)
-            stages.append(sends.recomputing(received, way.time, way.saved) if one.recompute else sends)
-            received = stage.forward.output_bytes
     beside = folder / file.cluster  # else it is a name
     try:
         cluster = read_cluster(str(beside) if beside.is_file() else file.cluster) if file.cluster else None
@@ -169,7 +162,7 @@ def parse_job(
     link, links = _links(file, where, cluster)
     return PipelineJob(
         name=file.name or folder.name or "job",
-        stages=tuple(stages),
+        stages=_make_stages(tables, where, source, graphs),
         rank_of=tuple(stage % ranks for stage in range(count)),
         ranks=ranks,
         routes=(Route(tuple(range(count)), range(batches)),),
@@ -180,7 +173,27 @@ def parse_job(
     )
 
 
-def _stages_of(model: _ModelTable, where: str, source: _Source, graphs: JobGraphs) -> list[_StageTable]:
+def _make_stages(
+    tables: Sequence[_StageTable], where: str, source: _Source, graphs: JobGraphs
+) -> tuple[PipelineStage, ...]:
+    stages, received = list[PipelineStage](), 0
+    for k, one in enumerate(tables):
+        expected = received or (int(one.forward.output) if one.repeat > 1 else 0)
+        stage = _StageReader(source, graphs, f"{where}: stage[{k}]", expected).stage(one)
+        way = one.recompute if isinstance(one.recompute, _RecomputeTable) else _RecomputeTable()
+        for _ in range(one.repeat):
+            sends = _with_outputs(stage, received)
+            stages.append(sends.recomputing(received, way.time, way.saved) if one.recompute else sends)
+            received = stage.forward.output_bytes
+    return tuple(stages)
+
+
+def read_model_stages(model: ModelTable, where: str, source: _Source, graphs: JobGraphs) -> tuple[PipelineStage, ...]:
+    """The stages of a model; raises as :func:`read_job`."""
+    return _make_stages(_stages_of(model, where, source, graphs), where, source, graphs)
+
+
+def _stages_of(model: ModelTable, where: str, source: _Source, graphs: JobGraphs) -> list[_StageTable]:
     """The stages of a model, and their graphs: those that are alike are one."""
     try:
         cut = cut_model(graphs.read(source(model.forward)), graphs.read(source(model.backward)), model.layers)

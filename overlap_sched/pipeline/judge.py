@@ -36,8 +36,7 @@ stage s begins::
 The most that there is room for is that of the best mix of micro-batches, each as far as it may be.
 """
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from itertools import accumulate, pairwise
 from math import gcd, inf
 from typing import NamedTuple, TypeAlias
@@ -61,39 +60,48 @@ def violation(job: PipelineJob, schedule: PipelineSchedule) -> str | None:
     Every action once, on the rank of its stage: F and either B or both I and W per stage and micro-batch, one reduction
     and one step of stages that have them, behind all their gradients. F before B and I, I before W. What a stage whose
     parameters are divided computes stands between an UNSHARD and a RESHARD; UNSHARD and RESHARD take turns. No ring of
-    ranks that wait for each other, where outputs are sent as soon as they are made and nobody waits to send.
+    ranks that wait for each other, where outputs are sent as soon as they are made and nobody waits to send: all items
+    are run, without a clock.
     """
-    return _placed(job, schedule) or _complete(job, schedule) or _ordered(job, schedule) or _deadlock(job, schedule)
-
-
-def _placed(job: PipelineJob, schedule: PipelineSchedule) -> str | None:
     if len(schedule.orders) != job.ranks:
         return f"there are orders for {len(schedule.orders)} ranks; the job has {job.ranks}"
-    known, divided = {action for ways in _wanted(job) for way in ways for action in way}, _divided(job)
-    for rank, order in enumerate(schedule.orders):
-        for item in order:
-            if isinstance(item, Pair) and [action.kind for action in item] != [ActionKind.FORWARD, ActionKind.BACKWARD]:
-                return f"rank {rank} runs {item} together; a pair is a forward and a whole backward"
-            for action in parts(item):
-                if action not in known and (action.kind not in GATHERS or action.stage not in divided):
-                    return f"rank {rank} runs {action}; the job has no such action"
-                if job.rank_of[action.stage] != rank:
-                    return f"rank {rank} runs {action}, but stage {action.stage} is on rank {job.rank_of[action.stage]}"
-    return None
-
-
-def _complete(job: PipelineJob, schedule: PipelineSchedule) -> str | None:
-    counts = Counter(action for rank in range(job.ranks) for action in schedule.actions(rank))
-    for action, count in counts.items():
-        if count > 1:
-            return f"rank {job.rank_of[action.stage]} runs {action} {count} times"
-    for ways in _wanted(job):
-        there = [all(action in counts for action in way) for way in ways]
-        if not any(there):
+    wanted, done, at, moved = list(_wanted(job)), set[Action](), [0] * job.ranks, True
+    known = {action for ways in wanted for way in ways for action in way}
+    missing = {s for s, stage in enumerate(job.stages) if stage.unshard is not None}
+    gathers = {kind: frozenset(missing) for kind in GATHERS}
+    while moved:
+        moved = False
+        for rank, order in enumerate(schedule.orders):
+            for item in order[at[rank] :]:
+                if isinstance(item, Pair) and [one.kind for one in item] != [ActionKind.FORWARD, ActionKind.BACKWARD]:
+                    return f"rank {rank} runs {item} together; a pair is a forward and a whole backward"
+                for action in parts(item):
+                    kind, stage, _ = action
+                    if action not in known and stage not in gathers.get(kind, ()):
+                        return f"rank {rank} runs {action}; the job has no such action"
+                    if job.rank_of[stage] != rank:
+                        return f"rank {rank} runs {action}, but stage {stage} is on rank {job.rank_of[stage]}"
+                    if action in done:
+                        return f"rank {rank} runs {action} again"
+                    if kind not in UPDATES and (stage in missing) is not (kind is ActionKind.UNSHARD):
+                        return f"rank {rank} runs {action} where its parameters are {'not ' * (stage in missing)}there"
+                    if (early := _runs_before(action, done)) is not None:
+                        return f"rank {rank} runs {' before '.join(map(str, early))}"
+                if not all(_has_input(job, action, done) for action in parts(item)):
+                    break
+                missing ^= {action.stage for action in parts(item) if action.kind in GATHERS}
+                done.update(parts(item))
+                at[rank], moved = at[rank] + 1, True
+    stuck = [f"rank {rank} at {order[k]}" for rank, order in enumerate(schedule.orders) if (k := at[rank]) < len(order)]
+    if stuck:
+        return f"ranks wait for each other: {', '.join(stuck)}"
+    for ways in wanted:
+        if not any(done.issuperset(way) for way in ways):
             return f"{' or '.join(' and '.join(map(str, way)) for way in ways)} never runs"
-        if sum(any(action in counts for action in way) for way in ways) > 1:
-            return f"{' and '.join(str(action) for way in ways for action in way if action in counts)} all run"
-    return None
+        if sum(not done.isdisjoint(way) for way in ways) > 1:
+            return f"{' and '.join(str(action) for way in ways for action in way if action in done)} all run"
+    left = gathers[ActionKind.RESHARD] - missing
+    return f"{min(left)}RESHARD never runs" if left else None
 
 
 def _wanted(job: PipelineJob) -> Iterator[list[tuple[Action, ...]]]:
@@ -109,53 +117,20 @@ def _wanted(job: PipelineJob) -> Iterator[list[tuple[Action, ...]]]:
                 yield [(Action(kind, s),)]
 
 
-def _divided(job: PipelineJob) -> set[int]:
-    """Stages whose parameters are divided."""
-    return {s for s, stage in enumerate(job.stages) if stage.unshard is not None}
+def _runs_before(action: Action, done: Set[Action]) -> tuple[Action, Action] | None:
+    """What runs too early, and before what: F, I and W of a micro-batch in turn, then the reduction, then the step."""
+    kind, stage, m = action
+    if kind in _RUNS_BEFORE and (earlier := Action(_RUNS_BEFORE[kind], stage, m)) not in done:
+        return action, earlier
+    late = () if kind in GATHERS else UPDATES if m is not None else UPDATES[1:]
+    over = (Action(update, stage) for update in late)
+    return next(((one, action) for one in over if one in done), None)
 
 
-def _ordered(job: PipelineJob, schedule: PipelineSchedule) -> str | None:
-    """F before B and I, I before W; gradients before their reduction, that before the step; gathered before all."""
-    for rank, order in enumerate(schedule.orders):
-        done, there = set[Action](), {*range(len(job.stages))} - _divided(job)
-        for item in order:
-            for action in parts(item):
-                kind, stage, m = action
-                if kind not in UPDATES and (stage in there) is (kind is ActionKind.UNSHARD):
-                    return f"rank {rank} runs {action} where its parameters are {'' if stage in there else 'not '}there"
-                if kind in GATHERS:
-                    there ^= {stage}
-                    continue
-                earlier = Action(_RUNS_BEFORE[kind], stage, m) if kind in _RUNS_BEFORE else None
-                if earlier is not None and earlier not in done:
-                    return f"rank {rank} runs {action} before {earlier}"
-                late = UPDATES if m is not None else UPDATES[1:] if kind is ActionKind.REDUCE else ()
-                for update in late:
-                    if Action(update, stage) in done:
-                        return f"rank {rank} runs {Action(update, stage)} before {action}"
-            done.update(parts(item))
-        if left := _divided(job).intersection(there):
-            return f"rank {rank} never runs {min(left)}RESHARD"
-    return None
-
-
-def _deadlock(job: PipelineJob, schedule: PipelineSchedule) -> str | None:
-    """Run all items as far as it goes, without a clock."""
-    at, done, moved = [0] * job.ranks, set[Action](), True
-
-    def there(action: Action) -> bool:
-        """Tell whether another stage has made what an action needs."""
-        stage, kinds = job.needs_from(action), BACKWARDS if action.kind in BACKWARDS else (action.kind,)
-        return stage is None or any(Action(kind, stage, action.micro_batch) in done for kind in kinds)
-
-    while moved:
-        moved = False
-        for rank, order in enumerate(schedule.orders):
-            while at[rank] < len(order) and all(map(there, parts(order[at[rank]]))):
-                done.update(parts(order[at[rank]]))
-                at[rank], moved = at[rank] + 1, True
-    stuck = [f"rank {rank} at {order[k]}" for rank, order in enumerate(schedule.orders) if (k := at[rank]) < len(order)]
-    return f"ranks wait for each other: {', '.join(stuck)}" if stuck else None
+def _has_input(job: PipelineJob, action: Action, done: Set[Action]) -> bool:
+    """Tell whether another stage has made what an action needs."""
+    stage, kinds = job.needs_from(action), BACKWARDS if action.kind in BACKWARDS else (action.kind,)
+    return stage is None or any(Action(kind, stage, action.micro_batch) in done for kind in kinds)
 
 
 def pipeline_bound_us(job: PipelineJob, post_validation: bool = False) -> float:

@@ -20,11 +20,10 @@ from overlap_sched.options import Concurrent
 from overlap_sched.peak_memory.addresses import AddressPlan
 from overlap_sched.peak_memory.best import MemoryPlan
 from overlap_sched.pipeline.best import FoundPipeline
-from overlap_sched.pipeline.capacity import CapacityPlan
+from overlap_sched.pipeline.capacity import CapacityPlan, Question
 from overlap_sched.pipeline.compare import PlannedPipeline
 from overlap_sched.pipeline.graphs import JobGraphs, MeasuredGraph
 from overlap_sched.pipeline.job import PipelineJob
-from overlap_sched.pipeline.question import Question
 from overlap_sched.problem import Kind, MemoryModel, Problem
 from overlap_sched.problem.contention import Contention
 from overlap_sched.problem.pins import pinned

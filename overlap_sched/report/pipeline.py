@@ -22,11 +22,10 @@ from rich.table import Table
 from overlap_sched import __version__
 from overlap_sched.pipeline.action import parts
 from overlap_sched.pipeline.best import FOUND, OF_A_BOUND, FoundPipeline
-from overlap_sched.pipeline.capacity import CapacityPlan
+from overlap_sched.pipeline.capacity import CapacityPlan, Question
 from overlap_sched.pipeline.compare import PlannedPipeline, RankShortage
 from overlap_sched.pipeline.graphs import JobGraphs
 from overlap_sched.pipeline.job import PipelineJob
-from overlap_sched.pipeline.question import Question
 from overlap_sched.pipeline.replay import RunItem, item_block, memory_curves
 from overlap_sched.report.colours import EXPOSED, PIPELINE
 from overlap_sched.report.terminal import captioned_table
@@ -309,6 +308,7 @@ def capacity_table(question: Question, found: Sequence[CapacityPlan]) -> Table:
     for one in found:
         (pp, dp, cp, tp, ep), micro_batch, recompute, sharding = one.layout
         mesh = f"PP{pp} TP{tp} DP{dp}" + f" CP{cp}" * (cp > 1) + f" EP{ep}" * (ep > 1)
+        mesh = f"PP{pp} DP{dp} of {tp} GPUs" if sharding == "dump" else mesh
         ways = [f"{one.planned.name}, {one.planned.job.micro_batches} x {micro_batch}", recompute]
         reached = [f"{one.tokens_per_s:,.0f}", f"{one.mfu:.1%}", size(one.peak_bytes), f"{one.losses['bubble']:.1%}"]
         binds = one.binds + (f" {one.losses[one.binds]:.1%}" if one.binds in one.losses else "")

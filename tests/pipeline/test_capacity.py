@@ -11,12 +11,11 @@ from overlap_sched.cost import Collective
 from overlap_sched.cost.cluster import read_cluster
 from overlap_sched.cost.collectives import model_of
 from overlap_sched.errors import PipelineError
-from overlap_sched.pipeline.capacity import estimate_us, even_cut, plan_capacity
+from overlap_sched.pipeline.capacity import Question, estimate_us, even_cut, plan_capacity
 from overlap_sched.pipeline.compare import named, plan_pipeline
 from overlap_sched.pipeline.csv_file import schedule_csv
 from overlap_sched.pipeline.dimensions import LayerPrices, Layout, Mesh, Recompute, Sharding, read_model
 from overlap_sched.pipeline.job import PipelineBlock
-from overlap_sched.pipeline.question import Question
 from overlap_sched.problem import Group
 
 TINY = {"hidden": 2048, "layers": 8, "heads": 16, "ffn": 5632, "vocabulary": 32000}

@@ -32,10 +32,9 @@ from overlap_sched.cost.cluster import Cluster
 from overlap_sched.cost.collectives import model_of
 from overlap_sched.fx import Lifted, lift
 from overlap_sched.judge.validate import measure, violation
-from overlap_sched.pipeline.capacity import measure_layout
+from overlap_sched.pipeline.capacity import Question, measure_layout
 from overlap_sched.pipeline.compare import named
 from overlap_sched.pipeline.dimensions import Layout, Mesh, Sharding
-from overlap_sched.pipeline.question import Question
 from overlap_sched.problem import Kind, Order, Problem
 from scripts.studies.truth.__main__ import cluster_of
 

@@ -522,7 +522,6 @@ def test_all_of_a_real_graph_is_found(graph: Path, collectives: int, products: i
     assert [price.time_us for price in after.prices] == [node.time_us for node in after.problem.nodes]
 
 
-@pytest.mark.slow
 @pytest.mark.private
 def test_without_skew_no_collective_is_longer_than_on_any_rank() -> None:
     lifted = lift(load_dump(GRAPHS[1]).gm)
@@ -536,7 +535,6 @@ def test_without_skew_no_collective_is_longer_than_on_any_rank() -> None:
     assert shorter == 41
 
 
-@pytest.mark.slow
 @pytest.mark.private
 def test_a_cost_of_traces_for_whoever_takes_one() -> None:
     graph = load_dump(GRAPHS[0]).gm

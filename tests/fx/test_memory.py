@@ -84,7 +84,6 @@ def test_the_tracker_model_is_torchs_tracker(f: Callable[..., Any]) -> None:
         check_against_torch(gm, lifted, order)
 
 
-@pytest.mark.slow
 @pytest.mark.private
 @pytest.mark.parametrize("seed", range(10))
 def test_the_tracker_model_on_random_programs(seed: int) -> None:
@@ -344,7 +343,6 @@ def peaks(gm: torch.fx.GraphModule, orders: list[list[str]], rows: int) -> list[
     return [peak_memory(problem, [ids[name] for name in order])[0] for order in orders]
 
 
-@pytest.mark.slow
 @pytest.mark.private
 def test_no_number_of_rows_needs_more_than_the_report_says() -> None:
     gm = traced()
@@ -362,7 +360,6 @@ def test_no_number_of_rows_needs_more_than_the_report_says() -> None:
     assert f"  peak rests on guessed sizes: u0 ({node.name}) <= 64 as asserted" in str(report).splitlines()
 
 
-@pytest.mark.slow
 @pytest.mark.private
 def test_asserts_in_the_graph_alone_are_enough() -> None:
     gm = traced()

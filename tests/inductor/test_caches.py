@@ -354,7 +354,6 @@ def of(found: Found, step: str, what: str) -> list[Any]:
     return [rank[step][what] for rank in found]
 
 
-@pytest.mark.slow
 @pytest.mark.private
 def test_every_step_gives_the_results_of_torch_alone_in_one_order_of_launches(jobs: Found) -> None:
     for turn in ("first", *SECOND, *HEALING, *BUCKETS):
@@ -367,7 +366,6 @@ def test_every_step_gives_the_results_of_torch_alone_in_one_order_of_launches(jo
         assert launches[0] == launches[1], turn
 
 
-@pytest.mark.slow
 @pytest.mark.private
 @pytest.mark.parametrize("step", ["again", "healed"])
 def test_a_second_start_hits_and_the_ranks_agree(jobs: Found, step: str) -> None:
@@ -381,7 +379,6 @@ def test_a_second_start_hits_and_the_ranks_agree(jobs: Found, step: str) -> None
     assert of(jobs, step, "warned") == [[], []]
 
 
-@pytest.mark.slow
 @pytest.mark.private
 def test_a_graph_that_does_not_communicate_is_cached_as_without_us(jobs: Found) -> None:
     for rank in jobs:
@@ -390,7 +387,6 @@ def test_a_graph_that_does_not_communicate_is_cached_as_without_us(jobs: Found) 
         assert rank["first"]["alone"] == rank["torch alone"]["alone"]
 
 
-@pytest.mark.slow
 @pytest.mark.private
 def test_one_rank_that_finds_nothing_compiles_and_all_agree(jobs: Found) -> None:
     step = "again, wiped"
@@ -401,7 +397,6 @@ def test_one_rank_that_finds_nothing_compiles_and_all_agree(jobs: Found) -> None
     assert of(jobs, step, "events") == of(jobs, "first", "events")
 
 
-@pytest.mark.slow
 @pytest.mark.private
 def test_ranks_that_found_different_orders_keep_their_launches(jobs: Found) -> None:
     """Both hit, with other options: what they found is compiled again, and that is what they find the next time."""
@@ -419,7 +414,6 @@ def test_ranks_that_found_different_orders_keep_their_launches(jobs: Found) -> N
     assert of(jobs, "options, odd again", "events") == of(jobs, "options, odd", "events")
 
 
-@pytest.mark.slow
 @pytest.mark.private
 def test_ranks_that_are_alike_again_come_back_to_the_better_order(jobs: Found) -> None:
     """First one rank drops its order that moves launches, then both drop the ones that do not."""
@@ -429,7 +423,6 @@ def test_ranks_that_are_alike_again_come_back_to_the_better_order(jobs: Found) -
     assert of(jobs, "healing again", "events") == of(jobs, "first", "events")
 
 
-@pytest.mark.slow
 @pytest.mark.private
 def test_rewritten_graphs_are_cached_and_agreed_on_again(jobs: Found) -> None:
     """Ranks are asked about the rewrites and about the order, whether they find code or compile."""

@@ -70,7 +70,6 @@ def test_gathers_over_gloo_are_safe_while_it_is_on() -> None:
     assert not routed()
 
 
-@pytest.mark.slow
 @pytest.mark.private
 @pytest.mark.usefixtures("not_routed")
 @pytest.mark.parametrize("stage", ["inductor", "post_grad"])
@@ -281,7 +280,6 @@ def warned_and_logged(caplog: pytest.LogCaptureFixture, **compile_arguments: Any
     return ours, [r.getMessage() for r in caplog.records if r.getMessage().startswith("overlap_sched:")]
 
 
-@pytest.mark.slow
 @pytest.mark.private
 @pytest.mark.usefixtures("nothing_said")
 class TestWhoKeepsInductorFromCallingUs:

@@ -35,8 +35,12 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("patient")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest picks by marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what only nights have time for."""
+    """Private tests are slow, too, as setup.cfg says; leave out what only nights have time for."""
+    for item in items:
+        if "private" in item.keywords:
+            item.add_marker("slow")
     if not config.getoption("--nightly"):
         left_out = [item for item in items if "nightly" in item.keywords]
         items[:] = [item for item in items if "nightly" not in item.keywords]

@@ -73,7 +73,6 @@ def test_a_read_by_an_older_name_is_known_through_views() -> None:
     assert not reads_by_older_names(Program(1, (*GATHERED[:4], Step("add", (12, 10), (13,)))))
 
 
-@pytest.mark.slow
 @pytest.mark.private
 def test_a_seed_is_a_program_and_all_are_correct() -> None:
     programs = [generate(seed) for seed in range(300)]

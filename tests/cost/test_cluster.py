@@ -87,17 +87,12 @@ def test_off_their_rails_ranks_share_the_spine() -> None:
 
 
 def test_there_and_back(tmp_path: Path) -> None:
-    tables = Tables(
-        (
-            CollectiveTime("all_gather", 8, 1, 1024, 20.5, 3.0),
-            CollectiveTime("all_gather", 8, 1, 4096, 21.0, 3.0, 1.5),
-        ),
-        (KernelTime("aten.mm.default", 'bf16 2x2 "x" 2x2', 16, 24, 2.5),),
-    )
+    gathers = [("all_gather", 8, 1, 1024, 20.5, 3.0), ("all_gather", 8, 1, 4096, 21.0, 3.0, 1.5)]
+    kernel = KernelTime("aten.mm.default", 'bf16 2x2 "x" 2x2', 16, 24, 2.5)
+    tables = Tables(tuple(CollectiveTime(*one) for one in gathers), (kernel,))
     contention = DefaultContention(False, "ours", {"any": 1.189, "all_to_all": 1.4}, {"flops": 0.5, "bytes": 1.5})
-    cluster = structs.replace(
-        parse_cluster(GOOD, "x"), tables=tables, contention=contention, source='2026, \\ a "test"\n'
-    )
+    new = {"tables": tables, "contention": contention, "source": '2026, \\ a "test"\n'}
+    cluster = structs.replace(parse_cluster(GOOD, "x"), **new)
     (tmp_path / "c.toml").write_text(cluster_text(cluster))
     assert read_cluster(tmp_path / "c.toml") == cluster
     older = re.sub("finish_us = .*\n", "spread_us = [0.1, 0.2]\n", cluster_text(cluster))  # as calibrate wrote it
@@ -325,8 +320,7 @@ def test_ranks_along_a_mesh() -> None:
 
 def test_what_gathers_parameters_and_reduces_gradients_shards() -> None:
     def graph(casts: int) -> list[DataflowNode]:
-        steps = [DataflowNode((), False)]
-        steps += [DataflowNode((k,), True) for k in range(casts)]
+        steps = [DataflowNode((), False), *(DataflowNode((k,), True) for k in range(casts))]
         steps.append(DataflowNode((casts,), True, "all_gather_into_tensor", "fsdp"))
         steps.append(DataflowNode((len(steps) - 1,), True))
         steps.append(DataflowNode((len(steps) - 1,), True, "all_reduce", "tp"))
@@ -337,5 +331,4 @@ def test_what_gathers_parameters_and_reduces_gradients_shards() -> None:
 
     assert sharding_groups(graph(1)) == {"fsdp"}
     assert sharding_groups(graph(SHORT + 1)) == {"fsdp"}  # half of them: the reduce_scatter
-    both = [*graph(SHORT + 1)[:-2]]
-    assert sharding_groups(both) == set()
+    assert sharding_groups(graph(SHORT + 1)[:-2]) == set()

@@ -94,10 +94,8 @@ def test_only_the_compiled_graph_that_is_most_like_ours_counts(tmp_path: Path) -
 
 def test_micro_batches_of_a_compiled_graph_are_runs(tmp_path: Path) -> None:
     def rank(first: float, second: float) -> list[Event]:
-        one, two = (
-            nccl("all_gather_into_tensor", 100 * k + 1, us, (16,), number=k + 1) for k, us in enumerate((first, second))
-        )
-        return [region(0, 50), *one, region(100, 50), *two]
+        one = nccl("all_gather_into_tensor", 1, first, (16,), number=1)
+        return [region(0, 50), *one, region(100, 50), *nccl("all_gather_into_tensor", 101, second, (16,), number=2)]
 
     found = profile(tmp_path, [GATHER], rank(10, 80), rank(70, 20))
     assert (times(found), found.runs) == ([15.0], 2)  # the median of 10 and 20: each is compared with its own
@@ -132,9 +130,8 @@ def test_on_a_gpu_an_operator_takes_as_long_as_its_kernels(tmp_path: Path) -> No
 def test_a_collective_takes_as_long_as_its_last_rank(tmp_path: Path) -> None:
     early = nccl("all_gather_into_tensor", 0, 90, (16,), number=5)
     late = nccl("all_gather_into_tensor", 50, 40, (16,), number=8)
-    found = profile(tmp_path, [GATHER], early, late)
-    assert (times(found), found.skew_us) == ([40.0], 25.0)  # the mean of 50 and 0
-    alone = profile(tmp_path, [GATHER], early)
+    both, alone = profile(tmp_path, [GATHER], early, late), profile(tmp_path, [GATHER], early)
+    assert (times(both), both.skew_us) == ([40.0], 25.0)  # the mean of 50 and 0
     assert (times(alone), alone.skew_us) == ([90.0], None)
 
 
@@ -210,10 +207,8 @@ def test_predicted_kernels_take_the_time_of_those_that_are_most_like_them() -> N
     parts = [kernel("add", "mul"), kernel("add", "mul", us=3.0), kernel("add"), kernel("exp", "mul", "sum")]
     kernels = {"add_mul": 8.0, "add": 5.0, "mul_softmax_sum": 7.0}
     assert share_kernels(parts, kernels) == [2.0, 6.0, 5.0, 7.0]
-    assert share_kernels([kernel("add"), kernel("exp", us=3.0)], {"add": 8.0, "exp": 4.0, "permute_view": 2.0}) == [
-        8.5,
-        5.5,
-    ]
+    kernels = {"add": 8.0, "exp": 4.0, "permute_view": 2.0}
+    assert share_kernels([kernel("add"), kernel("exp", us=3.0)], kernels) == [8.5, 5.5]
     # a kernel that was not predicted goes to what is most like it, a prediction that did not come shares what there is
     assert share_kernels([kernel("add", "mul"), kernel("mul")], {"add_mul_sub": 4.0}) == [2.0, 2.0]
 
@@ -230,16 +225,12 @@ def test_a_problem_file_has_no_shapes_but_numbers_and_bytes(tmp_path: Path) -> N
     op = "all_gather_into_tensor"
     gather, wide = (Sought(C10D + op, None, 10.0, collective=True, bytes=n) for n in (128, 256))
     comms = {"In msg nelems": 16, "Out msg nelems": 64, "dtype": "BFloat16"}
-    on_gpu = [
-        *nccl(op + "_", 20, 50, (16,), number=1, **comms),
-        *nccl(op, 40, 60, (32,), number=2, **{**comms, "Out msg nelems": 128}),
-    ]
-    assert times(profile(tmp_path, [gather, wide], on_gpu)) == [50.0, 60.0]
+    first = nccl(op + "_", 20, 50, (16,), number=1, **comms)
+    second = nccl(op, 40, 60, (32,), number=2, **{**comms, "Out msg nelems": 128})
+    assert times(profile(tmp_path, [gather, wide], [*first, *second])) == [50.0, 60.0]
     types = {"Input type": ["c10::Half", "Scalar", ""], "Concrete Inputs": ["", "4", ""]}
-    on_gloo = [
-        event(C10D + op, 0, 5, (4, 8), **types),
-        event("gloo:all_gather", 1, 70, (4, 8), cat="user_annotation", tid=5),
-    ]
+    ran = event("gloo:all_gather", 1, 70, (4, 8), cat="user_annotation", tid=5)
+    on_gloo = [event(C10D + op, 0, 5, (4, 8), **types), ran]
     assert times(profile(tmp_path, [wide, gather], on_gloo)) == [70.0, None]
 
 
@@ -254,11 +245,7 @@ def test_a_problem_file_has_no_shapes_but_numbers_and_bytes(tmp_path: Path) -> N
             [event("aten::mm", 0, 1, (64, 8), (8, 2))],
             r"graph has aten::mm of \(\(4, 8\).* trace aten::mm of \(\(64, 8\).*sharding",
         ),
-        (
-            [MM._replace(shapes=None)] * 3,
-            [mm(0, 1), mm(10, 1)],
-            "number: .*give the dump",
-        ),
+        ([MM._replace(shapes=None)] * 3, [mm(0, 1), mm(10, 1)], "number: .*give the dump"),
     ],
 )
 def test_a_trace_of_something_else(sought: Sequence[Sought], trace: Sequence[Event], said: str, tmp_path: Path) -> None:

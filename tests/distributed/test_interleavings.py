@@ -82,7 +82,6 @@ def test_two_ranks_of_which_one_may_die_whatever_the_timing(ways: str) -> None:
     ends(graphs_of(ways), deaths=1)
 
 
-@pytest.mark.slow
 @pytest.mark.private
 @pytest.mark.parametrize("ways", ["A|A", "A|options", at_night("A,A|A")])
 def test_a_step_that_fails_on_a_rank_leaves_all_alike(ways: str) -> None:

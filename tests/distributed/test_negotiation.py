@@ -64,7 +64,6 @@ def reasons(count: int, **how: Any) -> set[str | None]:
     return set().union(*found)
 
 
-@pytest.mark.slow
 @pytest.mark.private
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_all_launch_as_one_of_them_where_nothing_goes_wrong(ranks: int) -> None:
@@ -74,7 +73,6 @@ def test_all_launch_as_one_of_them_where_nothing_goes_wrong(ranks: int) -> None:
 EITHER = {"kept", "as rank 1"}
 
 
-@pytest.mark.slow
 @pytest.mark.private
 def test_two_ranks_of_which_one_may_die_whatever_the_timing() -> None:
     assert reasons(2, deaths=1) == EITHER

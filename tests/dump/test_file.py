@@ -122,7 +122,6 @@ def outcome(tmp_path: Path, text: str) -> str:
     return "fine"
 
 
-@pytest.mark.slow
 @pytest.mark.private
 def test_damaged_dumps_load_or_say_in_one_line_what_is_wrong(tmp_path: Path) -> None:
     chance = random.Random(0)

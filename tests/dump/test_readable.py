@@ -33,7 +33,6 @@ def load(tmp_path: Path, text: str, **options: Any) -> Dump:
     return loaded(tmp_path, text, "aot_forward_graph_3.txt", **options)
 
 
-@pytest.mark.slow
 @pytest.mark.private
 def test_a_printed_graph_is_the_graph(tmp_path: Path) -> None:
     with fake_world() as world:

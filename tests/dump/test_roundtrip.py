@@ -97,7 +97,6 @@ def test_forward_of_a_sharded_layer(world: tuple[str, str], tmp_path: Path) -> N
     assert len(lift(dump.gm).problem.collectives) == 4
 
 
-@pytest.mark.slow
 @pytest.mark.private
 def test_partitioned_graphs_and_their_problems_on_two_mesh_dimensions(world: tuple[str, str], tmp_path: Path) -> None:
     graphs = forward_and_backward(sharded_layer(*world), *layer_arguments(requires_grad=True))
@@ -251,7 +250,6 @@ def test_constants_that_both_have(tmp_path: Path, init: str) -> None:
     assert (val["mul_forward"].shape, val["mul_backward"].shape) == ((4,), (8,))
 
 
-@pytest.mark.slow
 @pytest.mark.private
 def test_saved_values_by_their_places(halves: tuple[Path, Path], tmp_path: Path) -> None:
     """Backward's inputs have other names: they are the last results of forward, in order."""

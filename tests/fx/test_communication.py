@@ -75,8 +75,7 @@ def deep(name: str) -> Any:
 
 def body(*targets: Sequence[Any]) -> fx.GraphModule:
     """A sub-graph: calls, one after the other."""
-    b = Builder()
-    x = b.input("x")
+    b, x = Builder.of("x")
     for i, (target, *args) in enumerate(targets):
         x = b.call(f"inner{i}", target, x, *args, val=b.tensor(8, 4) if target is GATHER else None)
     return b.done(x)
@@ -88,8 +87,7 @@ GATHER, WAIT = C10D.all_gather_into_tensor.default, C10D.wait_tensor.default
 def run(b: Builder, root: torch.nn.Module, kind: str, module: fx.GraphModule, x: fx.Node) -> fx.Node:
     """A node that runs a module: ``invoke_subgraph``, ``cond`` in one branch, or one of these inside the other."""
     if kind == "deep":
-        inner, outer = Builder(), torch.nn.Module()
-        y = inner.input("y")
+        outer, (inner, y) = torch.nn.Module(), Builder.of("y")
         run(inner, outer, "cond", module, y)
         return run(b, root, "invoke_subgraph", inner.done(y, root=outer), x)
     root.body, root.other = module, body((ATEN.sin.default,))
@@ -108,8 +106,7 @@ def run(b: Builder, root: torch.nn.Module, kind: str, module: fx.GraphModule, x:
 
 def graph(what: Any, *args: Any, shape: str = "gGDgG", **kwargs: Any) -> fx.GraphModule:
     """Launches on group ``"0"`` (``g``) and ``"1"`` (``G``), each of its own input, and ``D``; waits at the end."""
-    b, root, launched = Builder(), torch.nn.Module(), []
-    inputs = [b.input(f"x{i}") for i in range(len(shape))]
+    root, launched, (b, *inputs) = torch.nn.Module(), [], Builder.of(*(f"x{i}" for i in range(len(shape))))
     for i, letter in enumerate(shape):
         b.call(f"mm{i}", ATEN.mm.default, inputs[i], inputs[i])
         if letter != "D":
@@ -145,12 +142,14 @@ def kept(gm: fx.GraphModule, preserve: Preserve) -> set[str]:
     return {nodes[v].name for v in stay}
 
 
+EACH = {"g0", "G1", "g3", "G4"}
+
+
 @pytest.mark.parametrize("hidden", HIDDEN)
 def test_what_communicates_never_passes_launches_of_its_group(hidden: str) -> None:
     gm = graph(*HIDDEN[hidden])
-    assert kept(gm, "none") == {"g0", "g3"}
-    assert kept(gm, "group") == {"g0", "g3"}
-    assert kept(gm, "all") == {"g0", "G1", "g3", "G4"}
+    assert kept(gm, "none") == kept(gm, "group") == {"g0", "g3"}
+    assert kept(gm, "all") == EACH
 
 
 @pytest.mark.parametrize(
@@ -158,11 +157,10 @@ def test_what_communicates_never_passes_launches_of_its_group(hidden: str) -> No
     [
         ("dispatch", ("0",), {}, {"g0", "g3"}),
         ("exchange", (), {"ep_group": "1"}, {"G1", "G4"}),
-        ("exchange", (), {}, {"g0", "G1", "g3", "G4"}),
-        ("both", ("0", "1"), {}, {"g0", "G1", "g3", "G4"}),
-        ("on", ("1",), {}, {"G1", "G4"}),
+        ("exchange", (), {}, EACH),
+        ("both", ("0", "1"), {}, EACH),
+        ("on", ("1",), {}, {"G1", "G4"}),  # a name that other launches have
     ],
-    ids=["by its name", "by name only", "none given", "two groups", "a name that other launches have"],
 )
 def test_a_custom_operator_that_takes_a_group(name: str, arguments: Any, named: Any, groups: set[str]) -> None:
     assert kept(graph(deep(name), *arguments, **named), "none") == groups
@@ -172,7 +170,7 @@ def test_a_custom_operator_that_takes_a_group(name: str, arguments: Any, named: 
 def test_any_other_custom_operator_keeps_its_place_where_launches_do(name: str, arguments: Any) -> None:
     gm = graph(deep(name), *arguments)
     assert kept(gm, "none") == set()
-    assert kept(gm, "group") == kept(gm, "all") == {"g0", "G1", "g3", "G4"}
+    assert kept(gm, "group") == kept(gm, "all") == EACH
     assert lift(gm).notes["custom_op"] == 1
     declare_operator(torch.ops.deep.norm, communicates=False)
     declare_operator("deep::*", communicates=False)
@@ -182,9 +180,9 @@ def test_any_other_custom_operator_keeps_its_place_where_launches_do(name: str, 
 
 def test_declared_to_communicate_and_python_that_may() -> None:
     python = graph(lambda x: x)
-    assert (kept(python, "none"), kept(python, "all")) == (set(), {"g0", "G1", "g3", "G4"})
+    assert (kept(python, "none"), kept(python, "all")) == (set(), EACH)
     declare_operator(deep("norm"), communicates=True)
-    assert kept(graph(deep("norm")), "none") == {"g0", "G1", "g3", "G4"}
+    assert kept(graph(deep("norm")), "none") == EACH
     declare_operator("deep::dispatch", communicates=False)
     assert kept(graph(deep("dispatch"), "0"), "all") == set()
 
@@ -197,8 +195,7 @@ def test_what_is_no_operator(op: Any) -> None:
 
 def test_without_launches_whatever_may_communicate_keeps_its_order() -> None:
     """Ranks ask each other about graphs with collectives alone."""
-    b = Builder()
-    x = b.input("x")
+    b, x = Builder.of("x")
     b.call("one", deep("norm"), x)
     b.call("other", deep("dispatch"), x, "0")
     b.call("third", deep("norm"), x)
@@ -226,15 +223,14 @@ def test_collectives_of_subgraphs_are_priced_counted_and_their_groups_are_known(
 
 
 def test_of_branches_the_longest_counts_and_of_others_all_do() -> None:
-    short, nested, inside = body((GATHER, 2, "0"), (WAIT,)), Builder(), torch.nn.Module()
-    y = nested.input("y")
+    inside, (nested, y) = torch.nn.Module(), Builder.of("y")
     run(nested, inside, "invoke_subgraph", body((GATHER, 2, "0"), (WAIT,), (GATHER, 2, "0"), (WAIT,)), y)
     long = nested.done(y, root=inside)
 
     def sent_us(op: str) -> float:
-        b, root = Builder(), torch.nn.Module()
-        root.one, root.two = short, long
-        x, bodies = b.input("x"), [b.graph.get_attr("one"), b.graph.get_attr("two")]
+        root, (b, x) = torch.nn.Module(), Builder.of("x")
+        root.one, root.two = INNER, long
+        bodies = [b.graph.get_attr("one"), b.graph.get_attr("two")]
         arguments = [x, *bodies, [x]] if op == "cond" else [*bodies, (x,), ()]
         b.call("D", getattr(HIGHER, op), *arguments, val=(x.meta["val"],))
         problem = lift(b.done(x, root=root), model=Fixed()).problem
@@ -274,8 +270,7 @@ def test_inside_of_a_subgraph_communication_and_compute_overlap_as_they_are_writ
     written: str, step_us: float
 ) -> None:
     """A collective takes 7 us, a matmul 4; what is not waited for has finished when the sub-graph returns."""
-    b = Builder()
-    x = launched = b.input("x")
+    b, x = Builder.of("x")
     for i, letter in enumerate(written):
         if letter == "g":
             launched = b.call(f"inner{i}", GATHER, x, 2, "0", val=b.tensor(8, 4))
@@ -289,8 +284,7 @@ def test_inside_of_a_subgraph_communication_and_compute_overlap_as_they_are_writ
 
 def waiting(kind: str, outside: bool) -> fx.GraphModule:
     """``D`` waits in a sub-graph, for a launch of this graph or of an earlier one; launches stand around it."""
-    b, root = Builder(), torch.nn.Module()
-    inputs = [b.input(f"x{i}") for i in range(5)]
+    root, (b, *inputs) = torch.nn.Module(), Builder.of(*(f"x{i}" for i in range(5)))
     launched = [b.call(f"g{i}", GATHER, inputs[i], 2, "01"[i % 2], val=b.tensor(8, 4)) for i in range(3)]
     run(b, root, kind, body((WAIT,)), inputs[4] if outside else launched[0])
     launched.append(b.call("g3", GATHER, inputs[3], 2, "0", val=b.tensor(8, 4)))
@@ -311,12 +305,10 @@ def test_a_subgraph_that_only_waits_passes_no_launch_that_it_followed(kind: str,
         assert not kept or traffic_in(lifted.reordered(order)).keeps(original)
         passed = passed or not traffic_in(lifted.reordered(order)).keeps(original)
     assert passed
-    for u, v in launch_pairs(problem, problem.original_order, "waits"):
-        assert u < v
     (d,) = [v for v, node in enumerate(problem.nodes) if node.name == "D"]
     pairs = launch_pairs(problem, problem.original_order, "waits")
-    before = {problem.nodes[u].name for u, v in pairs if v in problem.predecessors[d]}
-    assert "g2" in before
+    assert all(u < v for u, v in pairs)
+    assert "g2" in {problem.nodes[u].name for u, v in pairs if v in problem.predecessors[d]}
     report = schedule_graph(gm, Options(preserve_collective_order="waits", headroom="1GiB", rewrites=()))
     assert report.schedule is not None
     assert traffic_in(gm.graph.nodes).keeps(original)
@@ -328,8 +320,7 @@ def test_a_subgraph_that_only_waits_passes_no_launch_that_it_followed(kind: str,
 
 def test_a_subgraph_may_wait_for_one_launch_and_stand_behind_another() -> None:
     """It waits for what it is given, on group ``"0"``, and launches on group ``"1"``."""
-    b, root = Builder(), torch.nn.Module()
-    inputs = [b.input(f"x{i}") for i in range(2)]
+    root, (b, *inputs) = torch.nn.Module(), Builder.of("x0", "x1")
     launched = [b.call(f"g{i}", GATHER, inputs[i], 2, str(i), val=b.tensor(8, 4)) for i in range(2)]
     run(b, root, "invoke_subgraph", body((WAIT,), (GATHER, 2, "1"), (WAIT,)), launched[0])
     problem = lift(b.done(b.call("w1", WAIT, launched[1], val=b.tensor(8, 4)), root=root), model=Fixed()).problem
@@ -362,8 +353,7 @@ def test_operators_of_deepep_are_known_and_priced_on_the_group_that_they_share()
     with torch.library._scoped_library("deepep", "DEF") as made:
         made.define("dispatch(Tensor x, Tensor topk_idx) -> (Tensor, Tensor)")
         made.define("combine(Tensor x, Tensor handle_id) -> Tensor")
-        b = Builder()
-        x, y = b.input("x"), b.input("y")
+        b, x, y = Builder.of("x", "y")
         sent = b.call("dispatch", torch.ops.deepep.dispatch.default, x, y, val=(b.tensor(64, 4), b.tensor(8)))
         b.call("combine", torch.ops.deepep.combine.default, b.call("rows", operator.getitem, sent, 0), x)
         group = overlap_sched.problem.Group(16, False, 2)
@@ -380,17 +370,15 @@ def test_collectives_of_vllm_are_known_unless_declared_otherwise(declared: bool 
         made.define("all_reduce(Tensor tensor, str group_name) -> Tensor")
         if declared is not None:
             declare_operator("vllm::all_reduce", communicates=declared)
-        b = Builder()
-        x, y = b.input("x"), b.input("y")
+        b, x, y = Builder.of("x", "y")
         b.call("gather", GATHER, y, 2, "tp:0", val=b.tensor(8, 4))
         b.call("reduce", torch.ops.vllm.all_reduce.default, x, "tp:0")
-        lifted = lift(b.done(x), groups={"tp:0": overlap_sched.problem.Group(2, True)})
-        node = next(node for node in lifted.problem.nodes if node.name == "reduce")
+        lifted = lift(b.done(x), groups={"tp:0": Group(2, True)})
+        node = node_of(lifted.problem, "reduce")
         assert node.launches == (() if declared is False else ("tp:0",))
         assert ("gather" in {lifted.problem.nodes[u].name for u in node.deps}) == (declared is not False)
         assert not lifted.undeclared
         assert "unknown_communication" not in lifted.notes
-    overlap_sched.fx.operators.traits_of.cache_clear()
 
 
 def two_outputs(x: Tensor, y: Tensor) -> Any:

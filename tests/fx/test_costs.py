@@ -66,9 +66,7 @@ def test_what_is_overwritten_is_not_read() -> None:
         return x
 
     found = nodes(trace(f, (8,), (8,)))
-    assert found["copy_"].bytes == 32 + 32
-    assert found["add_"].bytes == 32 + 32 + 32
-    assert found["_foreach_add_"].bytes == 32
+    assert [found[name].bytes for name in ("copy_", "add_", "_foreach_add_")] == [2 * 32, 3 * 32, 32]
 
 
 ATTENTION = 4 * 2 * 8 * 64 * 64 * 16  # b h s s d, two matmuls of 2 operations each
@@ -125,10 +123,7 @@ def test_a_model_is_told_of_kinds_and_shapes() -> None:
 
 def test_convolution_flags_are_part_of_its_shape() -> None:
     def f(x: Tensor, w: Tensor) -> Any:
-        conv = torch.ops.aten.convolution.default
-        one = conv(x, w, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
-        two = conv(x, w, None, [2, 2], [0, 0], [1, 1], False, [0, 0], 1)
-        return one, two
+        return [ATEN.convolution.default(x, w, None, [s, s], [0, 0], [1, 1], False, [0, 0], 1) for s in (1, 2)]
 
     found = nodes(trace(f, (1, 3, 9, 9), (4, 3, 3, 3)))
     assert found["convolution"].flops == 2 * 4 * 3 * 9 * 7 * 7
@@ -194,8 +189,8 @@ def test_group_sizes_from_arguments_and_by_guess() -> None:
 
 def test_a_loaded_dump_carries_its_groups() -> None:
     gm = trace(reductions("tp"), (4, 4))
-    gm.meta["overlap_sched_groups"] = {"alone": (16, None), "tp": (8, (0, 8, 16, 24, 32, 40, 48, 56))}
-    ranks = (0, 8, 16, 24, 32, 40, 48, 56)
+    ranks = tuple(range(0, 64, 8))
+    gm.meta["overlap_sched_groups"] = {"alone": (16, None), "tp": (8, ranks)}
     assert lift(gm).problem.groups == {"tp": Group(8, False, 8, ranks), "alone": Group(16, False, 2)}
     assert lift(gm.graph, groups={"alone": Group(4, True)}).problem.groups["alone"] == Group(4, True)
 
@@ -215,8 +210,7 @@ def test_groups_that_operators_name_in_other_ways() -> None:
         # by a node that looks it up
         (C10D.all_gather_into_tensor.default, (4, group), {"dp": Group(4, True)}),
     ):
-        b = Builder()
-        x, looked_up = b.inputs("x", "group")
+        b, x, looked_up = Builder.of("x", "group")
         looked_up.meta["val"] = group()
         given = [looked_up if one is group else one for one in arguments]
         b.call("collective", op, x, *given, val=b.tensor(16, 4))
@@ -248,8 +242,7 @@ def test_live_groups_tell_whether_they_are_inside_a_node() -> None:
 
 
 def test_a_blocking_collective_holds_the_compute_stream() -> None:
-    b = Builder()
-    x = b.input("x")
+    b, x = Builder.of("x")
     b.call("shuffle", torch.ops._dtensor.shard_dim_alltoall.default, x, 0, 1, "tp")
     node = lift(b.done(x), groups={"tp": Group(2, True)}).problem.nodes[1]
     assert (node.kind, node.group) == ("compute", None)
@@ -267,14 +260,10 @@ def configured() -> Iterator[Any]:
 
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_a_collective_that_is_not_known_is_one_that_blocks(configured: Any, wrapped: bool) -> None:
-    b = Builder()
-    token, x = b.input("token"), b.input("x")
+    b, token, x = Builder.of("token", "x")
     token.meta["val"] = b.tensor(0)
-    if wrapped:
-        val = (b.tensor(0), b.tensor(4, 4))
-        b.call("reduce", with_effects, token, configured, x, "sum", "tp", 4, val=val)
-    else:
-        b.call("reduce", configured, x, "sum", "tp", 4)
+    call, val = ((with_effects, token, configured), (b.tensor(0), b.tensor(4, 4))) if wrapped else ((configured,), None)
+    b.call("reduce", *call, x, "sum", "tp", 4, val=val)
     b.call("print", ATEN._print.default, "hello", val=())
     lifted = lift(b.done(x), groups={"tp": Group(2, True)})
     node = lifted.problem.nodes[2]
@@ -295,15 +284,10 @@ def test_larger_side_of_a_collective() -> None:
 @pytest.mark.parametrize(
     ("op", "args", "out", "nbytes"),
     [
-        *(
-            (op, args, (8, 16), 2 * 512 + 64)
-            for op, args in (
-                (ATEN.embedding.default, ("table", "tokens")),
-                (ATEN.index_select.default, ("table", 0, "tokens")),
-                (ATEN.index.Tensor, ("table", ["tokens"])),
-                (ATEN.gather.default, ("table", 0, "tokens")),
-            )
-        ),
+        (ATEN.embedding.default, ("table", "tokens"), (8, 16), 2 * 512 + 64),
+        (ATEN.index_select.default, ("table", 0, "tokens"), (8, 16), 2 * 512 + 64),
+        (ATEN.index.Tensor, ("table", ["tokens"]), (8, 16), 2 * 512 + 64),
+        (ATEN.gather.default, ("table", 0, "tokens"), (8, 16), 2 * 512 + 64),
         # never more than the whole table
         (ATEN.embedding.default, ("table", "tokens"), (4000, 16), 64 * 1000 + 64 + 64 * 4000),
         # all of it is written: zeros
@@ -320,9 +304,8 @@ def test_larger_side_of_a_collective() -> None:
     ids=str,
 )
 def test_lookups_and_scatters_in_place_touch_rows(op: Any, args: Any, out: Any, nbytes: int) -> None:
-    b = Builder()
-    values = {"table": b.input("table", 1000, 16), "tokens": b.input("tokens", 8), "values": b.input("values", 8, 16)}
-    values["number"] = b.input("number")
+    b, shapes = Builder(), {"table": (1000, 16), "tokens": (8,), "values": (8, 16), "number": ()}
+    values = {name: b.input(name, *shape) for name, shape in shapes.items()}
     values["tokens"].meta["val"], values["number"].meta["val"] = b.tensor(8).long(), b.tensor()
     args = [[values[a[0]]] if isinstance(a, list) else values.get(a, a) for a in args]
     b.call("op", op, *args, val=b.tensor(*out) if out else values["table"].meta["val"])
@@ -366,13 +349,9 @@ def test_the_graph_stays_one_of_single_nodes() -> None:
     gm = trace(norm, (ROWS, WIDTH), (WIDTH,))
     plain, priced = lift(gm), lift(gm, fusion="inductor")
     assert plain.nodes == priced.nodes
-
-    def bare(node: Node) -> Node:
-        return node._replace(time_us=0.0, bytes=0)
-
-    assert [bare(node) for node in plain.problem.nodes] == [bare(node) for node in priced.problem.nodes]
-    for node, price in zip(priced.problem.nodes, priced.prices, strict=True):
-        assert node.time_us == price.time_us
+    first, second = ([n._replace(time_us=0.0, bytes=0) for n in one.problem.nodes] for one in (plain, priced))
+    assert first == second
+    assert [node.time_us for node in priced.problem.nodes] == [price.time_us for price in priced.prices]
 
 
 def softmax(x: Tensor) -> Tensor:
@@ -477,8 +456,7 @@ def test_complex_numbers_and_unknown_operators_stay_alone() -> None:
 def test_times_of_the_user_are_kept_and_are_all_that_a_kernel_takes() -> None:
     gm_times = {"pow_1": 7.0, "mul_1": 2.0}
     lifted = fused(norm, (ROWS, WIDTH), (WIDTH,), cost=lambda node: gm_times.get(node.name))
-    timed = {node.name: node.time_us for node in lifted.problem.nodes if node.time_us}
-    assert timed == gm_times
+    assert {node.name: node.time_us for node in lifted.problem.nodes if node.time_us} == gm_times
     sources = {node.name: price.source for node, price in zip(lifted.problem.nodes, lifted.prices, strict=True)}
     assert (sources["pow_1"], sources["mean"]) == ("user", "fusion")
 
@@ -522,21 +500,18 @@ def test_all_of_a_real_graph_is_found(graph: Path, collectives: int, products: i
     assert [price.time_us for price in after.prices] == [node.time_us for node in after.problem.nodes]
 
 
-@pytest.mark.slow
 @pytest.mark.private
 def test_without_skew_no_collective_is_longer_than_on_any_rank() -> None:
     lifted = lift(load_dump(GRAPHS[1]).gm)
-    both, _ = lifted_with_profile(lifted, read_traces(TRACES))
-    alone = [lifted_with_profile(lifted, read_traces([path]))[0] for path in TRACES]
+    both, *alone = (lifted_with_profile(lifted, read_traces(paths))[0] for paths in (TRACES, TRACES[:1], TRACES[1:]))
     shorter = 0
     for v in both.problem.collectives:
-        least = min(one.problem.nodes[v].time_us for one in alone)
-        assert both.problem.nodes[v].time_us <= least + 1e-6
-        shorter += both.problem.nodes[v].time_us < max(one.problem.nodes[v].time_us for one in alone)
+        us, apart = both.problem.nodes[v].time_us, [one.problem.nodes[v].time_us for one in alone]
+        assert us <= min(apart) + 1e-6
+        shorter += us < max(apart)
     assert shorter == 41
 
 
-@pytest.mark.slow
 @pytest.mark.private
 def test_a_cost_of_traces_for_whoever_takes_one() -> None:
     graph = load_dump(GRAPHS[0]).gm
@@ -548,8 +523,7 @@ def test_a_cost_of_traces_for_whoever_takes_one() -> None:
 
 
 def test_nodes_predicted_to_be_in_the_kernel_of_another_are_found_where_they_run_apart(tmp_path: Path) -> None:
-    b = Builder()
-    x = b.input("x")
+    b, x = Builder.of("x")
     relu = b.call("relu", ATEN.relu.default, b.call("exp", ATEN.exp.default, x))
     lifted = lift(b.done(relu))
     exp, last = 1, 2
@@ -562,9 +536,9 @@ def test_nodes_predicted_to_be_in_the_kernel_of_another_are_found_where_they_run
     after, _ = lifted_with_profile(lifted, read_traces([write(tmp_path, apart)]))
     assert after.prices[exp : last + 1] == (Price(5.0, "profile"), Price(7.0, "profile"))
     together = [event("aten::relu", 0, 0.5, (9, 9)), event("triton_poi_fused_exp_relu_0", 10, 7)]
-    mm = event("aten::exp", 20, 1, (9, 9))
+    together.append(event("aten::exp", 20, 1, (9, 9)))
     with pytest.raises(CostError):  # kernels alone do not tell which graph they are of
-        lifted_with_profile(lifted, read_traces([write(tmp_path, [*together, mm])]))
+        lifted_with_profile(lifted, read_traces([write(tmp_path, together)]))
 
 
 @pytest.mark.slow
@@ -579,8 +553,7 @@ def test_other_traces_are_another_entry_in_the_caches_of_torch() -> None:
 
 
 def test_a_graph_of_which_the_traces_have_nothing(tmp_path: Path) -> None:
-    b = Builder()
-    x = b.input("x")
+    b, x = Builder.of("x")
     b.call("mm", ATEN.mm.default, x, x)
     gm = b.done(x)
     cost = ProfileCost(write(tmp_path, [event("aten::add", 0, 1, (4, 4), (4, 4))]))
@@ -592,15 +565,12 @@ def test_a_graph_of_which_the_traces_have_nothing(tmp_path: Path) -> None:
 
 
 def test_shapes_of_lists_numbers_and_keywords() -> None:
-    b = Builder()
-    x, number = b.inputs("x", "number")
+    b, x, number = Builder.of("x", "number")
     number.meta["val"] = b.tensor()
     cat = b.call("cat", ATEN.cat.default, [x, x], 1)
     add = b.call("add", ATEN.add.Tensor, x, number)
     rand = b.call("sum", ATEN.sum.dim_IntList, add, [0], dtype=torch.float32)
-    assert shapes_of(cat) == ((4, 4), (4, 4))
-    assert shapes_of(add) == ((4, 4),)  # the profiler writes a tensor without dimensions like a number
-    assert shapes_of(rand) == ((4, 4),)
-    assert shapes_of(x) == ()
+    # the profiler writes a tensor without dimensions like a number
+    assert [shapes_of(one) for one in (cat, add, rand, x)] == [((4, 4), (4, 4)), ((4, 4),), ((4, 4),), ()]
     kinds = {node.kind for node in lift(b.done(cat)).problem.nodes}
     assert kinds == {Kind.INPUT, Kind.COMPUTE, Kind.OUTPUT}

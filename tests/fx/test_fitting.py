@@ -48,7 +48,6 @@ def test_a_fitted_graph() -> None:
         assert torch.equal(got, want)
 
 
-@pytest.mark.slow
 @pytest.mark.private
 def test_a_limit_that_cannot_be_kept() -> None:
     gm = training_step()
@@ -95,7 +94,6 @@ def test_the_step_in_parts_along_its_batch() -> None:
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow
 @pytest.mark.private
 def test_collectives_of_a_fitted_graph_are_rewritten_within_its_peak(monkeypatch: pytest.MonkeyPatch) -> None:
     gm = sharded_step()
@@ -178,7 +176,6 @@ def check_peaks(gm: fx.GraphModule, predicted: int, real: bool) -> None:
         assert live.most == predicted
 
 
-@pytest.mark.slow
 @pytest.mark.private
 def test_fitted_steps_do_what_they_did() -> None:
     assert "Fission" in check(1)

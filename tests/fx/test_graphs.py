@@ -266,7 +266,6 @@ def test_real_runs_before_and_after_are_bitwise_equal(world: list[str]) -> None:
     assert same(run(gm), expected)
 
 
-@pytest.mark.slow
 @pytest.mark.private
 def test_real_runs_of_random_orders_are_bitwise_equal(world: list[str]) -> None:
     gm = trace(training_step(world), *[(8, 8)] * 4)

@@ -71,6 +71,12 @@ class Builder:
     def inputs(self, *names: str) -> list[fx.Node]:
         return [self.input(name) for name in names]
 
+    @staticmethod
+    def of(*names: str) -> list[Any]:
+        """A builder, and its inputs."""
+        b = Builder()
+        return [b, *b.inputs(*names)]
+
     def call(self, name: str, target: Any, *args: Any, val: Any = None, **kwargs: Any) -> fx.Node:
         node = self.graph.create_node("call_function", target, args, kwargs, name=name)
         node.meta["val"] = self.tensor(4, 4) if val is None else val
@@ -93,6 +99,8 @@ def unknown(x: Tensor) -> Tensor:
     return x
 
 
+define()  # DeepSpeed's operators
+HOP = torch.ops.higher_order
 FLASH, RAND, MUL, ADD_ = (
     *(ATEN._scaled_dot_product_flash_attention.default, ATEN.rand_like.default),
     *(ATEN.mul.Tensor, ATEN.add_.Tensor),
@@ -101,10 +109,17 @@ CAST, ITEM, CHECK, GATHER = (
     *(ATEN._to_copy.default, ATEN._local_scalar_dense.default),
     *(ATEN._assert_async.msg, C10D.all_gather_into_tensor.default),
 )
+DENSE, REDUCE = ATEN.to_dense.default, torch.ops.dc.reduce_grad.default
 GRAD_MODE, STREAM = (torch._C._set_grad_enabled, False), (torch.ops.streams.wait_stream.default, 0, 1)
 ON_HOST = {"device": "cpu"}
 LATER = {**ON_HOST, "non_blocking": True}
 Call = tuple[Any, ...]
+
+
+def sparse(b: Builder) -> Tensor:
+    with b.mode:
+        pair = torch.zeros(1, 4, dtype=torch.long), torch.zeros(4)
+        return torch.sparse_coo_tensor(*pair, (8,), check_invariants=False)
 
 
 def fenced(*fence: Any) -> tuple[str, list[Call], str]:
@@ -175,6 +190,12 @@ HAZARDS: dict[str, tuple[str, list[Call], str]] = {
         [("launch", GATHER, "x", 2, "0"), ("wait", C10D.wait_tensor.default, "launch"), ("write", ADD_, "x", 1)],
         "launch<write wait<write",
     ),
+    # DeepSpeed's reductions copy what they are given: what writes to that may pass the wait, but not the launch
+    "what a collective copies is free when it returns": (
+        "x",
+        [("launch", REDUCE, "x", 7, 1), ("wait", C10D.wait_tensor.default, "launch"), ("write", ADD_, "x", 1)],
+        "launch<write",
+    ),
     # nothing says which of the inputs the collective reads until then; own reads x by its older name
     "a wait for an earlier graph reads what that may have been given": (
         "x y z",
@@ -202,11 +223,21 @@ HAZARDS: dict[str, tuple[str, list[Call], str]] = {
         ],
         "read<v1 v1<read2 v1<v2 read<v2 read2<v2",
     ),
+    "a sparse tensor shares the values that it is made of": (
+        "indices values",
+        [
+            *(("sparse", ATEN.sparse_coo_tensor.indices_size, "indices", "values", [8]), ("early", DENSE, "sparse")),
+            *(("write", ADD_, "values", 2), ("late", DENSE, "sparse"), ("got", ATEN._values.default, "sparse")),
+            *(("write2", ADD_, "got", 2), ("read", MUL, "values", 2)),
+        ],
+        "sparse<write early<write write<late write<got early<write2 sparse<write2 late<write2 write<write2 write2<read",
+    ),
 }
 VALUES: dict[str, Callable[[Builder], Any]] = {
     "one": lambda b: (b.tensor(0), b.tensor(4, 4)),
     "two": lambda b: (b.tensor(0),),
     "v1": lambda b: (b.tensor(4, 4), b.tensor(4, 4)),
+    "sparse": sparse,
     **dict.fromkeys(("check", "check2", "fence", "fence2"), lambda b: 0),
     **dict.fromkeys(("item", "positive"), lambda b: 3),
     **dict.fromkeys(("launch", "wait"), lambda b: b.tensor(8, 4)),
@@ -228,17 +259,6 @@ def test_what_has_to_keep_its_order(name: str) -> None:
     assert found == {tuple(pair.split("<")) for pair in expected.split()}
 
 
-def test_what_a_collective_copies_is_free_when_it_returns() -> None:
-    """DeepSpeed's reductions copy what they are given: what writes to that may pass the wait, but not the launch."""
-    define()
-    b = Builder()
-    x = b.input("x")
-    launched = b.call("launch", torch.ops.dc.reduce_grad.default, x, 7, 1, val=b.tensor(8, 4))
-    b.call("wait", C10D.wait_tensor.default, launched, val=b.tensor(8, 4))
-    b.call("write", ADD_, x, 1)
-    assert hazards_of(b.done(x)) == {("launch", "write")}
-
-
 def test_modules_and_methods_are_unknown() -> None:
     b, root = Builder(), torch.nn.Module()
     x, root.inner = b.input("x"), torch.nn.Identity()
@@ -249,59 +269,37 @@ def test_modules_and_methods_are_unknown() -> None:
     assert {lift(gm).notes[note] for note in ("unknown_op", "no_val")} == {2}
 
 
-def test_autocast_grad_mode_and_pools_of_memory_are_fences() -> None:
+def test_python_that_is_known() -> None:
     pools = [torch.ops.mempool.begin.default] if hasattr(torch.ops.mempool, "begin") else []
     for target in (torch.amp._enter_autocast, torch.amp._exit_autocast, torch._C._set_grad_enabled, *pools):
         assert traits_of(target).ordering is Ordering.FENCE
-
-
-def subgraph(*targets: Any) -> fx.GraphModule:
-    b = Builder()
-    x = b.input("x")
-    for i, target in enumerate(targets):
-        x = b.call(f"call{i}", target, x)
-    return b.done(x)
+    assert all(traits_of(target).writes_all for target in (operator.setitem, operator.iadd))
+    assert all(traits_of(target).plain for target in (operator.add, torch.sym_max))
 
 
 @pytest.mark.parametrize(
-    ("inner", "ordering"),
+    ("op", "inner", "behind", "unknown"),
     [
-        (ATEN.sin.default, None),
-        (ATEN.rand_like.default, "random"),
-        (ATEN.sin_.default, "barrier"),
-        (C10D.wait_tensor.default, "barrier"),
+        ("invoke_subgraph", ATEN.sin.default, "", 0),
+        ("invoke_subgraph", ATEN.rand_like.default, "rand", 0),
+        ("invoke_subgraph", ATEN.sin_.default, "rand write", 0),
+        ("invoke_subgraph", C10D.wait_tensor.default, "rand write", 0),
+        ("invoke_subgraph", None, "rand write", 1),
+        ("flex_attention", None, "", 0),  # must be pure
     ],
-    ids=lambda p: str(p),
+    ids=str,
 )
-def test_a_node_with_a_subgraph_does_what_the_subgraph_does(inner: Any, ordering: str | None) -> None:
-    root = torch.nn.Module()
-    root.body = subgraph(inner)
-    b = Builder()
-    x = b.input("x")
+def test_a_node_with_a_subgraph_does_what_the_subgraph_does(op: str, inner: Any, behind: str, unknown: int) -> None:
+    root, (body, inside) = torch.nn.Module(), Builder.of("x")
+    # what a dump that lacks the body has in its place
+    root.body = body.done(body.call("call", inner, inside)) if inner else torch.nn.Module()
+    b, x, y = Builder.of("x", "y")
     b.call("rand", ATEN.rand_like.default, x)
-    b.call("write", ATEN.add_.Tensor, b.input("y"), 1)
-    body = b.graph.get_attr("body")
-    b.call("run", torch.ops.higher_order.invoke_subgraph, body, "body", x)
-    expected: dict[str | None, set[tuple[str, str]]] = {
-        None: set(),
-        "random": {("rand", "run")},
-        "barrier": {("rand", "run"), ("write", "run")},
-    }
-    found = {pair for pair in hazards_of(b.done(x, root=root)) if pair[1] == "run"}
-    assert found.difference({("run.wait", "run")}) == expected[ordering]
-
-
-@pytest.mark.parametrize(("operator_name", "barrier"), [("invoke_subgraph", True), ("flex_attention", False)])
-def test_a_subgraph_that_is_not_at_hand_is_unknown_but_for_what_must_be_pure(operator_name: str, barrier: bool) -> None:
-    root = torch.nn.Module()
-    root.body = torch.nn.Module()  # what a dump that lacks the body has in its place
-    b = Builder()
-    x = b.input("x")
-    b.call("write", ATEN.add_.Tensor, b.input("y"), 1)
-    b.call("run", getattr(torch.ops.higher_order, operator_name), b.graph.get_attr("body"), "body", x)
+    b.call("write", ATEN.add_.Tensor, y, 1)
+    b.call("run", getattr(HOP, op), b.graph.get_attr("body"), "body", x)
     gm = b.done(x, root=root)
-    assert (("write", "run") in hazards_of(gm)) == barrier
-    assert lift(gm).notes.get("unknown_op", 0) == int(barrier)
+    assert hazards_of(gm) - {("run.wait", "run")} == {(before, "run") for before in behind.split()}
+    assert lift(gm).notes.get("unknown_op", 0) == unknown
 
 
 ROLES = (None, *Role)
@@ -363,8 +361,7 @@ def test_an_argument_returned_unsaid_is_written_whatever_is_declared(
         if declared is not None:
             monkeypatch.setitem(overlap_sched.fx.operators._declared, "unsaid::scale", declared)
         traits_of.cache_clear()
-        b = Builder()
-        x, y, token = b.input("x"), b.input("y"), b.input("token")
+        b, x, y, token = Builder.of("x", "y", "token")
         b.call("before", ATEN.neg.default, x)
         if wrapped:
             b.call("scale", with_effects, token, op, x, y, val=(b.tensor(0), x.meta["val"]))
@@ -378,12 +375,9 @@ def test_an_argument_returned_unsaid_is_written_whatever_is_declared(
 
 
 def test_what_a_body_hands_through_is_not_returned_by_what_it_runs() -> None:
-    body = Builder()
-    x, y = body.input("x"), body.input("y")
-    root = torch.nn.Module()
+    root, (body, x, y) = torch.nn.Module(), Builder.of("x", "y")
     root.body = body.done(body.call("inner", ATEN.maximum.default, x, y), y)
-    b = Builder()
-    outer = [b.input("x"), b.input("y")]
+    b, *outer = Builder.of("x", "y")
     b.call("before", ATEN.neg.default, outer[1])
     val = (b.tensor(4, 4), outer[1].meta["val"])
     wrapped = b.call("run", control_deps, (), b.graph.get_attr("body"), *outer, val=val)
@@ -394,13 +388,12 @@ def test_what_a_body_hands_through_is_not_returned_by_what_it_runs() -> None:
 
 @pytest.mark.skipif(not hasattr(C10D, "isend"), reason="this torch has no functional sends")
 def test_sends_and_receives_keep_their_order_in_their_group() -> None:
-    b = Builder()
-    x, y = b.input("x"), b.input("y")
-    b.call("gather", C10D.all_gather_into_tensor.default, x, 2, "pair", val=b.tensor(8, 4))
+    b, x, y = Builder.of("x", "y")
+    b.call("gather", GATHER, x, 2, "pair", val=b.tensor(8, 4))
     b.call("send", C10D.isend.default, x, 1, 0, "pair")
-    b.call("other", C10D.all_gather_into_tensor.default, x, 2, "other", val=b.tensor(8, 4))
+    b.call("other", GATHER, x, 2, "other", val=b.tensor(8, 4))
     b.call("receive", C10D.irecv.default, y, 1, 0, "pair", val=y.meta["val"])
-    b.call("gather2", C10D.all_gather_into_tensor.default, x, 2, "pair", val=b.tensor(8, 4))
+    b.call("gather2", GATHER, x, 2, "pair", val=b.tensor(8, 4))
     gm = b.done(x)
     kept = {pair for pair in hazards_of(gm) if "other" not in pair}
     assert kept >= {("gather", "send"), ("send", "receive"), ("receive", "gather2")}
@@ -411,8 +404,7 @@ def test_sends_and_receives_keep_their_order_in_their_group() -> None:
 def test_the_same_attribute_fetched_twice_is_one_storage() -> None:
     root = torch.nn.Module()
     root.register_buffer("state", torch.zeros(4))
-    b = Builder()
-    x = b.input("x")
+    b, x = Builder.of("x")
     first, second = b.graph.get_attr("state"), b.graph.get_attr("state")
     second.meta["val"] = b.tensor(4)
     b.call("write", ATEN.add_.Tensor, first, 1, val=first)
@@ -420,14 +412,6 @@ def test_the_same_attribute_fetched_twice_is_one_storage() -> None:
     gm = b.done(x, root=root)
     assert ("write", "read") in hazards_of(gm)
     assert [s.bytes for s in lift(gm).problem.storages].count(16) == 1
-
-
-def test_dynamo_style_item_assignment_writes() -> None:
-    traits = traits_of(operator.setitem)
-    assert traits.writes_all
-    assert traits_of(operator.iadd).writes_all
-    assert traits_of(operator.add).plain
-    assert traits_of(torch.sym_max).plain
 
 
 NONE, RANDOM, EFFECT, BARRIER, FENCE = Ordering
@@ -578,29 +562,9 @@ def test_whatever_operators_write_or_draw_is_known() -> None:
     assert len(found["crashed"]) < 40
 
 
-def test_a_sparse_tensor_shares_the_values_that_it_is_made_of() -> None:
-    b = Builder()
-    indices, values = b.input("indices"), b.input("values")
-    indices.meta["val"], values.meta["val"] = b.tensor(1, 4).long(), b.tensor(4)
-    with b.mode:
-        pair = torch.zeros(1, 4, dtype=torch.long), torch.zeros(4)
-        sparse = torch.sparse_coo_tensor(*pair, (8,), check_invariants=False)
-    made = b.call("sparse", ATEN.sparse_coo_tensor.indices_size, indices, values, [8], val=sparse)
-    b.call("early", ATEN.to_dense.default, made, val=b.tensor(8))
-    b.call("write", ATEN.mul_.Tensor, values, 2, val=values.meta["val"])
-    b.call("late", ATEN.to_dense.default, made, val=b.tensor(8))
-    got = b.call("got", ATEN._values.default, made, val=b.tensor(4))
-    b.call("write2", ATEN.mul_.Tensor, got, 2, val=got.meta["val"])
-    b.call("read", ATEN.mul.Tensor, values, 2, val=b.tensor(4))
-    found = hazards_of(b.done(indices))
-    assert {("early", "write"), ("write", "late"), ("late", "write2"), ("write2", "read")} <= found
-
-
 with warnings.catch_warnings():  # torch 2.13 warns of itself when Inductor is first imported
     warnings.simplefilter("ignore", DeprecationWarning)
     from torch._inductor.fx_passes.control_dependencies import preserve_node_ordering
-
-HOP = torch.ops.higher_order
 
 
 def exposed(x: Tensor, a: Tensor, b: Tensor) -> Any:
@@ -614,8 +578,7 @@ def traced(f: Callable[..., Any]) -> fx.GraphModule:
 def ordered(f: Callable[..., Any]) -> fx.GraphModule:
     """As torch's own overlap pass leaves it: each matmul after its launch."""
     gm = traced(f)
-    operators = C10D.all_gather_into_tensor.default, ATEN.mm.default
-    launches, matmuls = (gm.graph.find_nodes(op="call_function", target=op) for op in operators)
+    launches, matmuls = (gm.graph.find_nodes(op="call_function", target=op) for op in (GATHER, ATEN.mm.default))
     after = {matmul: OrderedSet([launch]) for launch, matmul in zip(launches, matmuls, strict=True)}
     preserve_node_ordering(gm.graph, after)
     gm.graph.lint()
@@ -638,9 +601,7 @@ def test_what_control_deps_orders_hides_communication() -> None:
 
 def body(*more: fx.GraphModule) -> fx.GraphModule:
     """A matmul, a sine, and what else is run inside."""
-    b = Builder()
-    x = b.input("x")
-    root = torch.nn.Module()
+    root, (b, x) = torch.nn.Module(), Builder.of("x")
     x = b.call("inner_sin", ATEN.sin.default, b.call("inner_mm", ATEN.mm.default, x, x))
     for at, inner in enumerate(more):
         setattr(root, f"body{at}", inner)
@@ -661,11 +622,9 @@ def body(*more: fx.GraphModule) -> fx.GraphModule:
     ],
 )
 def test_a_sub_graph_costs_what_is_in_it_at_every_depth(op: str, before: Any, after: Any) -> None:
-    root = torch.nn.Module()
+    root, (b, x, y) = torch.nn.Module(), Builder.of("x", "y")
     root.body = body(body())
-    b = Builder()
-    x = b.input("x")
-    b.call("write", ATEN.add_.Tensor, b.input("y"), 1)
+    b.call("write", ATEN.add_.Tensor, y, 1)
     b.call("run", getattr(HOP, op), *before, b.graph.get_attr("body"), *after, x)
     lifted = lift(b.done(x, root=root))
     run = by_name(lifted.problem)["run"]
@@ -677,9 +636,8 @@ def test_a_sub_graph_costs_what_is_in_it_at_every_depth(op: str, before: Any, af
 
 
 def test_a_wait_with_effects_gives_its_collectives_storage() -> None:
-    b = Builder()
-    token, x = b.input("token"), b.input("x")
-    launch = b.call("launch", C10D.all_gather_into_tensor.default, x, 2, "0", val=b.tensor(8, 4))
+    b, token, x = Builder.of("token", "x")
+    launch = b.call("launch", GATHER, x, 2, "0", val=b.tensor(8, 4))
     b.call("waited", with_effects, token, C10D.wait_tensor.default, launch, val=(b.tensor(0), b.tensor(8, 4)))
     problem = lift(b.done(x)).problem
     node = by_name(problem)["waited"]

@@ -84,7 +84,6 @@ def test_the_tracker_model_is_torchs_tracker(f: Callable[..., Any]) -> None:
         check_against_torch(gm, lifted, order)
 
 
-@pytest.mark.slow
 @pytest.mark.private
 @pytest.mark.parametrize("seed", range(10))
 def test_the_tracker_model_on_random_programs(seed: int) -> None:
@@ -116,11 +115,9 @@ def test_coalesced_one_collective_several_waits() -> None:
         outs = C10D.all_gather_into_tensor_coalesced([x, y], RANKS, "0")
         return wait(outs[0]), wait(outs[1])
 
-    lifted = lift(trace(f, (4, 4), (4, 4)))
-    problem = lifted.problem
-    waits = [node for node in problem.nodes if node.kind == "wait"]
-    assert [node.collective for node in waits] == [2, 2]
-    assert [node.use for node in waits] == [(0, 1, 2), (0, 1, 3)]
+    problem = lift(trace(f, (4, 4), (4, 4))).problem
+    waits = [(node.collective, node.use) for node in problem.nodes if node.kind == "wait"]
+    assert waits == [(2, (0, 1, 2)), (2, (0, 1, 3))]
     assert problem.nodes[2].alloc == (2, 3)
 
 
@@ -156,13 +153,9 @@ def test_only_devices_that_are_asked_for_count() -> None:
     def f(x: Tensor) -> Any:
         return x * 2, torch.empty(1000, device="meta") + 1
 
-    gm = trace(f, (4, 4))
-
-    def sizes(lifted: Lifted) -> list[int]:
-        return sorted(s.bytes for s in lifted.problem.storages)
-
-    assert sizes(lift(gm)) == [4000, 4000]  # not the CPU's, since another device is there
-    assert sizes(lift(trace(lambda x: (x * 2,), (4, 4)))) == [64, 64]
+    # not the CPU's where another device is there
+    for function, sizes in ((f, [4000, 4000]), (lambda x: (x * 2,), [64, 64])):
+        assert [s.bytes for s in lift(trace(function, (4, 4))).problem.storages] == sizes
 
 
 def pinned(lifted: Lifted) -> list[str]:
@@ -344,7 +337,6 @@ def peaks(gm: torch.fx.GraphModule, orders: list[list[str]], rows: int) -> list[
     return [peak_memory(problem, [ids[name] for name in order])[0] for order in orders]
 
 
-@pytest.mark.slow
 @pytest.mark.private
 def test_no_number_of_rows_needs_more_than_the_report_says() -> None:
     gm = traced()
@@ -362,7 +354,6 @@ def test_no_number_of_rows_needs_more_than_the_report_says() -> None:
     assert f"  peak rests on guessed sizes: u0 ({node.name}) <= 64 as asserted" in str(report).splitlines()
 
 
-@pytest.mark.slow
 @pytest.mark.private
 def test_asserts_in_the_graph_alone_are_enough() -> None:
     gm = traced()

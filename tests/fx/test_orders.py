@@ -166,7 +166,6 @@ GRAPHS: list[Callable[..., Any]] = [f for f in [*globals().values()] if getattr(
 """All of the above."""
 
 
-@pytest.mark.slow
 @pytest.mark.private
 @pytest.mark.parametrize("timing", TIMINGS)
 @pytest.mark.parametrize("f", GRAPHS, ids=lambda f: f.__name__)
@@ -179,7 +178,6 @@ def test_every_allowed_order_gives_the_same_bits(f: Callable[..., Any], timing: 
         assert same(outcome(other, timing), expected), other.code
 
 
-@pytest.mark.slow
 @pytest.mark.private
 @pytest.mark.parametrize("f", GRAPHS, ids=lambda f: f.__name__)
 def test_without_hazards_some_order_would_be_wrong(f: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:

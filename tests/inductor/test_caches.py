@@ -87,12 +87,10 @@ def test_ranks_that_must_agree_do_not_cache_with_a_torch_that_does_not_ask(monke
     monkeypatch.setattr(agree, "several_ranks", lambda: True)
     monkeypatch.setattr(caches.dist, "get_world_size", lambda: 2)
     assert pickle.dumps(SchedulerPass(Settings()))
-    monkeypatch.setattr(caches, "_patch_torch", lambda: False)
-    with pytest.raises(TypeError, match="no stable cache key"):
-        pickle.dumps(SchedulerPass(Settings()))
-    monkeypatch.setattr(caches, "_patch_torch", fails)
-    with pytest.raises(TypeError, match="no stable cache key"):
-        pickle.dumps(SchedulerPass(Settings()))
+    for patch in (lambda: False, fails):
+        monkeypatch.setattr(caches, "_patch_torch", patch)
+        with pytest.raises(TypeError, match="no stable cache key"):
+            pickle.dumps(SchedulerPass(Settings()))
     assert pickle.dumps(SchedulerPass(Settings(Options(agreement="none"))))
 
 
@@ -264,17 +262,23 @@ def test_nothing_that_communicates_is_used_out_of_the_cache_that_loads_forward_a
     assert [one.name for one in overlap_sched.reports()] == ["backward 0/0", "graph"]
 
 
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> Membership:
+    """The ranks, and nothing in force."""
+    both = Membership(MemoryStore(), 0, 2)
+    monkeypatch.setattr(agreement, "membership_of", lambda *_: both)
+    monkeypatch.setattr(agreement, "_logs", {})
+    return both
+
+
 @pytest.mark.parametrize(("entry", "use"), [(SWAPPED, True), (KEPT, False)])
 def test_code_is_used_without_asking_where_it_launches_as_is_in_force(
-    entry: Entry, use: bool, asked: list[Any], monkeypatch: pytest.MonkeyPatch
+    entry: Entry, use: bool, asked: list[Any], here: Membership
 ) -> None:
-    here = Membership(MemoryStore(), 0, 2)
-    monkeypatch.setattr(agreement, "membership_of", lambda *_: here)
-    monkeypatch.setattr(agreement, "_logs", {})
     assert agreement.sequence_in_force(SWAPPED.launches, here, SWAPPED) == SWAPPED
-    assert may_load(Settings(), carrying(CachedOrder(MINE, True, entry=entry))) == (use, not use)
-    apart = CachedOrder(MINE, True, rewrites=APART, entry=entry)  # nor are the ranks asked about its rewrites
-    assert may_load(Settings(), carrying(apart)) == (use, not use)
+    for rewrites in (None, APART):  # nor are the ranks asked about its rewrites
+        code = carrying(CachedOrder(MINE, True, rewrites=rewrites, entry=entry))
+        assert may_load(Settings(), code) == (use, not use)
     assert asked == [AGREED]
 
 
@@ -288,10 +292,7 @@ def test_code_that_moves_launches_is_not_used_beside_graphs_that_were_compiled_b
 
 
 @pytest.mark.parametrize("answer", [AGREED, DIFFER])
-def test_code_puts_its_sequence_in_force(answer: Agreement, asked: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    here = Membership(MemoryStore(), 0, 2)
-    monkeypatch.setattr(agreement, "membership_of", lambda *_: here)
-    monkeypatch.setattr(agreement, "_logs", {})
+def test_code_puts_its_sequence_in_force(answer: Agreement, asked: list[Any], here: Membership) -> None:
     asked[-1] = answer
     found = order_to_cache(MINE, answer, "k", KEPT)
     assert found is not None
@@ -330,16 +331,12 @@ HEALING = ["options, odd", "options, odd again", "healing", "healing again", "he
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> Found:
     """Two jobs, one after the other: what each rank found in each step."""
-    jobs = {
-        "first": ["torch alone", "first", "buckets"],
-        "second": [*SECOND, *HEALING, *BUCKETS[1:]],
-    }
+    jobs = {"first": ["torch alone", "first", "buckets"], "second": [*SECOND, *HEALING, *BUCKETS[1:]]}
 
     def run(folder: Path) -> None:
+        program = "tests.support.inductor.cached_runs"
         for job, steps in jobs.items():
-            run_ranks(
-                "tests.support.inductor.cached_runs", folder, job, *steps, ranks=JOB_RANKS, limit_s=400, fresh=True
-            )
+            run_ranks(program, folder, job, *steps, ranks=JOB_RANKS, limit_s=400, fresh=True)
 
     folder = filled_once(tmp_path_factory, "cached", run)
     found: Found = [{} for _ in range(JOB_RANKS)]
@@ -354,91 +351,73 @@ def of(found: Found, step: str, what: str) -> list[Any]:
     return [rank[step][what] for rank in found]
 
 
-@pytest.mark.slow
 @pytest.mark.private
-def test_every_step_gives_the_results_of_torch_alone_in_one_order_of_launches(jobs: Found) -> None:
-    for turn in ("first", *SECOND, *HEALING, *BUCKETS):
-        launches = []
+class TestTwoJobs:
+    def test_every_step_gives_the_results_of_torch_alone_in_one_order_of_launches(self, jobs: Found) -> None:
+        for turn in ("first", *SECOND, *HEALING, *BUCKETS):
+            launches = []
+            for rank in jobs:
+                assert all(map(torch.equal, rank[turn]["results"], rank["torch alone"]["results"])), turn
+                assert rank[turn]["alone is equal"]
+                assert rank[turn]["bypassed"] == 0
+                launches.append([[event for event in graph if event[0] == "launch"] for graph in rank[turn]["events"]])
+            assert launches[0] == launches[1], turn
+
+    @pytest.mark.parametrize("step", ["again", "healed"])
+    def test_a_second_start_hits_and_the_ranks_agree(self, jobs: Found, step: str) -> None:
+        assert of(jobs, step, "hits") == [2, 2]
+        assert of(jobs, step, "autograd hits") == [0, 0]  # traced again
+        assert of(jobs, step, "changed") == [[], []]  # the pass is not called
+        assert of(jobs, step, "found") == [["graph of alone", "forward of Swapped", "backward of Swapped"]] * 2
+        assert of(jobs, step, "asked") == [2, 2]  # about forward and backward
+        assert of(jobs, step, "events") == of(jobs, "first", "events")
+        assert of(jobs, "first", "events") != of(jobs, "torch alone", "events")
+        assert of(jobs, step, "warned") == [[], []]
+
+    def test_a_graph_that_does_not_communicate_is_cached_as_without_us(self, jobs: Found) -> None:
         for rank in jobs:
-            assert all(map(torch.equal, rank[turn]["results"], rank["torch alone"]["results"])), turn
-            assert rank[turn]["alone is equal"]
-            assert rank[turn]["bypassed"] == 0
-            launches.append([[event for event in graph if event[0] == "launch"] for graph in rank[turn]["events"]])
-        assert launches[0] == launches[1], turn
+            hit = {"hits": 1, "misses": 0, "bypassed": 0, "autograd hits": 1, "autograd misses": 0}
+            assert rank["again"]["alone"] == hit
+            assert rank["first"]["alone"] == rank["torch alone"]["alone"]
 
+    def test_one_rank_that_finds_nothing_compiles_and_all_agree(self, jobs: Found) -> None:
+        step = "again, wiped"
+        assert of(jobs, step, "hits") == [2, 0]
+        assert of(jobs, step, "autograd hits") == [0, 0]
+        assert of(jobs, step, "asked") == [2, 2]
+        assert of(jobs, step, "changed") == [[], [True, True]]
+        assert of(jobs, step, "events") == of(jobs, "first", "events")
 
-@pytest.mark.slow
-@pytest.mark.private
-@pytest.mark.parametrize("step", ["again", "healed"])
-def test_a_second_start_hits_and_the_ranks_agree(jobs: Found, step: str) -> None:
-    assert of(jobs, step, "hits") == [2, 2]
-    assert of(jobs, step, "autograd hits") == [0, 0]  # traced again
-    assert of(jobs, step, "changed") == [[], []]  # the pass is not called
-    assert of(jobs, step, "found") == [["graph of alone", "forward of Swapped", "backward of Swapped"]] * 2
-    assert of(jobs, step, "asked") == [2, 2]  # about forward and backward
-    assert of(jobs, step, "events") == of(jobs, "first", "events")
-    assert of(jobs, "first", "events") != of(jobs, "torch alone", "events")
-    assert of(jobs, step, "warned") == [[], []]
+    def test_ranks_that_found_different_orders_keep_their_launches(self, jobs: Found) -> None:
+        """Both hit, with other options: what they found is compiled again, and that is what they find the next time."""
+        assert of(jobs, "options, odd", "hits") == [0, 0]
+        assert of(jobs, "options, odd", "asked") == [2, 2]
+        for rank in jobs:
+            differ = 'the ranks differ in options: headroom is "50%" on rank 0 and "49%" on rank 1; launch order kept.'
+            assert rank["options, odd"]["kept"][0].startswith(differ)
+            warned = [line for line in rank["options, odd"]["warned"] if "which it found in a cache: " in line]
+            assert len(warned) == (rank is jobs[0])  # once
+            alone, kept = (rank[turn]["events"] for turn in ("torch alone", "options, odd"))
+            for before, after in zip(alone, kept, strict=True):
+                assert [e for e in before if e[0] == "launch"] == [e for e in after if e[0] == "launch"]
+        assert of(jobs, "options, odd again", "hits") == [2, 2]
+        assert of(jobs, "options, odd again", "events") == of(jobs, "options, odd", "events")
 
+    def test_ranks_that_are_alike_again_come_back_to_the_better_order(self, jobs: Found) -> None:
+        """First one rank drops its order that moves launches, then both drop the ones that do not."""
+        assert of(jobs, "healing", "hits") == [2, 0]
+        assert of(jobs, "healing again", "hits") == [0, 0]
+        assert of(jobs, "healing again", "asked") == [4, 4]
+        assert of(jobs, "healing again", "events") == of(jobs, "first", "events")
 
-@pytest.mark.slow
-@pytest.mark.private
-def test_a_graph_that_does_not_communicate_is_cached_as_without_us(jobs: Found) -> None:
-    for rank in jobs:
-        hit = {"hits": 1, "misses": 0, "bypassed": 0, "autograd hits": 1, "autograd misses": 0}
-        assert rank["again"]["alone"] == hit
-        assert rank["first"]["alone"] == rank["torch alone"]["alone"]
-
-
-@pytest.mark.slow
-@pytest.mark.private
-def test_one_rank_that_finds_nothing_compiles_and_all_agree(jobs: Found) -> None:
-    step = "again, wiped"
-    assert of(jobs, step, "hits") == [2, 0]
-    assert of(jobs, step, "autograd hits") == [0, 0]
-    assert of(jobs, step, "asked") == [2, 2]
-    assert of(jobs, step, "changed") == [[], [True, True]]
-    assert of(jobs, step, "events") == of(jobs, "first", "events")
-
-
-@pytest.mark.slow
-@pytest.mark.private
-def test_ranks_that_found_different_orders_keep_their_launches(jobs: Found) -> None:
-    """Both hit, with other options: what they found is compiled again, and that is what they find the next time."""
-    assert of(jobs, "options, odd", "hits") == [0, 0]
-    assert of(jobs, "options, odd", "asked") == [2, 2]
-    for rank in jobs:
-        differ = 'the ranks differ in options: headroom is "50%" on rank 0 and "49%" on rank 1; launch order kept.'
-        assert rank["options, odd"]["kept"][0].startswith(differ)
-        warned = [line for line in rank["options, odd"]["warned"] if "which it found in a cache: " in line]
-        assert len(warned) == (rank is jobs[0])  # once
-        alone, kept = (rank[turn]["events"] for turn in ("torch alone", "options, odd"))
-        for before, after in zip(alone, kept, strict=True):
-            assert [e for e in before if e[0] == "launch"] == [e for e in after if e[0] == "launch"]
-    assert of(jobs, "options, odd again", "hits") == [2, 2]
-    assert of(jobs, "options, odd again", "events") == of(jobs, "options, odd", "events")
-
-
-@pytest.mark.slow
-@pytest.mark.private
-def test_ranks_that_are_alike_again_come_back_to_the_better_order(jobs: Found) -> None:
-    """First one rank drops its order that moves launches, then both drop the ones that do not."""
-    assert of(jobs, "healing", "hits") == [2, 0]
-    assert of(jobs, "healing again", "hits") == [0, 0]
-    assert of(jobs, "healing again", "asked") == [4, 4]
-    assert of(jobs, "healing again", "events") == of(jobs, "first", "events")
-
-
-@pytest.mark.slow
-@pytest.mark.private
-def test_rewritten_graphs_are_cached_and_agreed_on_again(jobs: Found) -> None:
-    """Ranks are asked about the rewrites and about the order, whether they find code or compile."""
-    assert of(jobs, "buckets", "asked") == [4, 4]
-    assert of(jobs, "buckets again", "asked") == [4, 4]
-    assert of(jobs, "buckets again", "hits") == [2, 2]
-    assert of(jobs, "buckets again, wiped", "hits") == [2, 0]
-    assert of(jobs, "buckets again, wiped", "asked") == [4, 4]
-    assert of(jobs, "buckets", "events") != of(jobs, "first", "events")
-    for turn in BUCKETS[1:]:
-        assert of(jobs, turn, "events") == of(jobs, "buckets", "events")
-        assert of(jobs, turn, "warned") == [[], []]
+    def test_rewritten_graphs_are_cached_and_agreed_on_again(self, jobs: Found) -> None:
+        """Ranks are asked about the rewrites and about the order, whether they find code or compile."""
+        assert of(jobs, "buckets", "asked") == [4, 4]
+        assert of(jobs, "buckets again", "asked") == [4, 4]
+        assert of(jobs, "buckets again", "hits") == [2, 2]
+        assert of(jobs, "buckets again, wiped", "hits") == [2, 0]
+        assert of(jobs, "buckets again, wiped", "asked") == [4, 4]
+        assert of(jobs, "buckets", "events") != of(jobs, "first", "events")
+        for turn in BUCKETS[1:]:
+            assert of(jobs, turn, "events") == of(jobs, "buckets", "events")
+            assert of(jobs, turn, "warned") == [[], []]

@@ -124,31 +124,30 @@ class TestNothingInForce:
     @pytest.mark.parametrize(
         ("answer", "plans", "preserved", "changed"),
         [
-            ("alike", [(B, A), (A, B)], ["none", "all"], True),
-            ("alike", [(A, B)], ["none"], True),
-            ("alike", [(B, A), (B, A)], ["none", "all"], False),  # it moves launches all the same
-            ("alike", [(B, A), KeyError("mm")], ["none", "all"], False),
-            ("repair", [(A, B)], ["none"], True),
-            ("others", [LATER], ["none"], True),
-            ("others", [EARLY, LATER], ["none", "waits"], True),  # no wait may pass a launch that it followed
-            ("others", [MOVED, ORIGINAL], ["none", "waits"], True),
-            ("others", [EARLY, EARLY], ["none", "waits"], False),
-            ("others", [EARLY, KeyError("mm")], ["none", "waits"], False),
-            ("others", [(A, B), (A, B)], ["none", "waits"], False),  # its wait is gone
+            (ALIKE, [(B, A), (A, B)], ["none", "all"], True),
+            (ALIKE, [(A, B)], ["none"], True),
+            (ALIKE, [(B, A), (B, A)], ["none", "all"], False),  # it moves launches all the same
+            (ALIKE, [(B, A), KeyError("mm")], ["none", "all"], False),
+            (REPAIR, [(A, B)], ["none"], True),
+            (OTHERS, [LATER], ["none"], True),
+            (OTHERS, [EARLY, LATER], ["none", "waits"], True),  # no wait may pass a launch that it followed
+            (OTHERS, [MOVED, ORIGINAL], ["none", "waits"], True),
+            (OTHERS, [EARLY, EARLY], ["none", "waits"], False),
+            (OTHERS, [EARLY, KeyError("mm")], ["none", "waits"], False),
+            (OTHERS, [(A, B), (A, B)], ["none", "waits"], False),  # its wait is gone
         ],
     )
     def test_what_is_planned_again(self, monkeypatch, recwarn, answer, plans, preserved, changed):
         """And where the ranks could repair it, or may launch anything, it is said."""
-        verdict = {"alike": ALIKE, "repair": REPAIR, "others": OTHERS}[answer].verdict
-        draft, seen = decided(monkeypatch, *plans, answer=Agreement(False, verdict), original=ORIGINAL)
-        alike = verdict.launches_alike
+        verdict, alike = answer.verdict, answer.verdict.launches_alike
+        draft, seen = decided(monkeypatch, *plans, answer=answer, original=ORIGINAL)
         assert (seen, draft.report.changed, draft.how.keeps) == (preserved, changed, alike)
         assert in_force() == replace(KEPT, together=alike)
         assert changed or draft.report.reason is not None
         if not (changed or alike):
             assert draft.report.kept is None
             assert "others launch otherwise" in str(draft.report.reason)
-        assert len(recwarn) == (answer != "alike") + (not changed)
+        assert len(recwarn) == (answer is not ALIKE) + (not changed)
         if changed:
             assert draft.report.kept == verdict.reason
             assert draft.traffic == (plans[-1] if isinstance(plans[-1], Traffic) else Traffic(plans[-1], {}))
@@ -318,10 +317,7 @@ class TestSequencesInForce:
         put(Entry((*TEXTS, "c group 8"), (2, 0, 1), True))
         put(KEPT)
         monkeypatch.setattr(agree, "compiled_otherwise", lambda _: otherwise)
-        if otherwise:
-            with pytest.raises(SequenceError, match="only a part"):
-                decided(monkeypatch, (A, B))
-        else:
+        with pytest.raises(SequenceError, match="only a part") if otherwise else nullcontext():
             assert decided(monkeypatch, (A, B))[0].report.kept is None
 
     def test_the_log_is_told_of_what_was_compiled_otherwise(self, monkeypatch):
@@ -358,9 +354,8 @@ class TestSequencesInForce:
 
 
 def gathers(x: torch.Tensor) -> torch.Tensor:
-    return C10D.wait_tensor(C10D.all_gather_into_tensor(x, 2, "0")).sum() + C10D.wait_tensor(
-        C10D.all_gather_into_tensor(x[:2], 2, "0")
-    )
+    first, second = (C10D.wait_tensor(C10D.all_gather_into_tensor(one, 2, "0")) for one in (x, x[:2]))
+    return first.sum() + second
 
 
 def test_an_error_of_sequences_is_no_reason_to_fall_back() -> None:
@@ -464,10 +459,8 @@ def test_a_function_that_launches_anew_does_not_run_as_plain_python(moves: bool)
     compiler.launches, compiler.moves = ("a", "b"), moves
     compiled = torch.compile(step, backend=compiler)
     compiled(torch.ones(2), False)
-    if moves:
-        with pytest.raises(SequenceError, match=r"'step' .*torch has given up compiling it"):
-            compiled(torch.ones(2), True)
-    else:
+    said = r"'step' .*torch has given up compiling it"
+    with pytest.raises(SequenceError, match=said) if moves else nullcontext():
         compiled(torch.ones(2), True)
 
 
@@ -491,9 +484,8 @@ def test_a_rank_that_waits_says_once_for_whom(monkeypatch: pytest.MonkeyPatch, l
         store.set(f"overlap_sched/agreement/all/k/0/{rank}", f"x {there.to_json()}")
     monkeypatch.setattr(agree, "LATE_S", 0.0)
     monkeypatch.setattr(agreement, "membership_of", lambda *_: Membership(store, 0, 3))
-    with pytest.warns(
-        OverlapSchedWarning, match=r"ranks? [12-]+\. Call overlap_sched.enable\(\) on every rank"
-    ) as said:
+    remedy = r"ranks? [12-]+\. Call overlap_sched.enable\(\) on every rank"
+    with pytest.warns(OverlapSchedWarning, match=remedy) as said:
         answer = agree.ask(there, Settings(timeout_s=0.3))
     assert answer is not None
     assert answer.verdict.missing == late

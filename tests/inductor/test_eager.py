@@ -52,7 +52,6 @@ def plans() -> list[Schedule]:
     return [report.report.schedule for report in overlap_sched.reports() if report.report.schedule is not None]
 
 
-@pytest.mark.slow
 @pytest.mark.private
 def test_what_runs_is_what_was_planned() -> None:
     model = Net()
@@ -64,7 +63,6 @@ def test_what_runs_is_what_was_planned() -> None:
     assert all(report.report.changed and report.stage == "backend" for report in overlap_sched.reports())
 
 
-@pytest.mark.slow
 @pytest.mark.private
 def test_results_are_those_of_eager_execution() -> None:
     model = Net()
@@ -129,7 +127,6 @@ def large_then_small(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return large.t() @ small
 
 
-@pytest.mark.slow
 @pytest.mark.private
 @pytest.mark.parametrize("stage", ["inductor", "post_grad", "backend"])
 def test_a_graph_without_collectives_is_ordered_for_its_peak_alone(stage: str) -> None:

@@ -78,7 +78,6 @@ def run(options: Options, **arguments: Any) -> tuple[Compiled, list[str]]:
     return compiled, [str(w.message) for w in caught if issubclass(w.category, OverlapSchedWarning)]
 
 
-@pytest.mark.slow
 @pytest.mark.private
 @pytest.mark.parametrize("where", fast(BEFORE, "name", "schedule", "missing node"))
 def test_before_an_order_is_settled(where: str, plain: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +91,6 @@ def test_before_an_order_is_settled(where: str, plain: Compiled, monkeypatch: py
     assert all(re.search("injected|the order has", str(r.report.reason)) for r in compiled.reports)
 
 
-@pytest.mark.slow
 @pytest.mark.private
 @pytest.mark.parametrize("where", fast(AFTER, "line", "planner"))
 def test_after_it_is_settled(where: str, ours: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +111,6 @@ def code_of(code: str) -> list[str]:
     return [line for line in body(code) if not line.startswith("#")]
 
 
-@pytest.mark.slow
 @pytest.mark.private
 @pytest.mark.parametrize("where", ["buffers", "schedule", "node twice"])
 def test_strict_raises(where: str, ranks: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +120,6 @@ def test_strict_raises(where: str, ranks: None, monkeypatch: pytest.MonkeyPatch)
         run(Options(strict=True))
 
 
-@pytest.mark.slow
 @pytest.mark.private
 def test_warnings_that_are_errors_do_not_stop_a_job(plain: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("overlap_sched.inductor.lifting.read_buffers", fails)

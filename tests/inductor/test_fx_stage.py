@@ -242,7 +242,6 @@ def gathers_in(code: str) -> int:
     return sum(" = torch.ops._c10d_functional.all_gather" in line for line in code.splitlines())
 
 
-@pytest.mark.slow
 @pytest.mark.private
 def test_code_of_inductor_has_fewer_collectives_and_the_same_results(plain: Compiled, rewritten: Compiled) -> None:
     for graph in (0, 1):
@@ -257,7 +256,6 @@ def normed(table: torch.Tensor, weight: torch.Tensor, index: torch.Tensor) -> to
     return rows * torch.rsqrt(rows.square().mean(-1, keepdim=True) + 1e-5) * gathered(weight, group, RANKS)
 
 
-@pytest.mark.slow
 @pytest.mark.private
 def test_sums_over_what_a_bucket_gathers_round_as_they_did(ranks: None) -> None:
     torch.manual_seed(0)
@@ -276,7 +274,6 @@ def test_sums_over_what_a_bucket_gathers_round_as_they_did(ranks: None) -> None:
 ROOMY = Options(headroom="100%", rewrites=("bucket",), strict=True)
 
 
-@pytest.mark.slow
 @pytest.mark.private
 def test_asked_for_by_an_option(plain: Compiled, ranks: None) -> None:
     done = compiled_step(own_functions=True, options=overlap_sched.inductor_options(ROOMY))
@@ -343,7 +340,6 @@ def on_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return found_once(tmp_path_factory, "rewriting", "tests.support.inductor.rewriting")
 
 
-@pytest.mark.slow
 @pytest.mark.private
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "tied", "cast", "computed"])
 def test_bitwise_on_real_ranks(on_ranks: list[dict[str, Any]], name: str) -> None:
@@ -352,7 +348,6 @@ def test_bitwise_on_real_ranks(on_ranks: list[dict[str, Any]], name: str) -> Non
         assert bool(rewrites) == (name not in ("cast", "computed"))
 
 
-@pytest.mark.slow
 @pytest.mark.private
 def test_what_is_gathered_twice_is_kept_on_real_ranks(on_ranks: list[dict[str, Any]]) -> None:
     """Over gloo, which coalesces no gathers: to keep one needs nothing of a backend."""
@@ -360,7 +355,6 @@ def test_what_is_gathered_twice_is_kept_on_real_ranks(on_ranks: list[dict[str, A
         assert rank["tied"][2] == ["Keep(first='all_gather_into_tensor', again='all_gather_into_tensor_4')"]
 
 
-@pytest.mark.slow
 @pytest.mark.private
 @pytest.mark.parametrize("way", ["cast", "computed"])
 def test_ranks_that_cast_otherwise_leave_the_graph_and_wait_for_nobody(

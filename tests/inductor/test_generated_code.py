@@ -12,7 +12,7 @@ from overlap_sched.scheduler.driver import Schedule
 from tests.inductor.conftest import Compiled, compiled_step
 from tests.support.inductor.generated import body, events, matmuls_under, numbered, peak_bytes, planned
 
-pytestmark = [pytest.mark.slow, pytest.mark.private]
+pytestmark = pytest.mark.private
 
 GRAPHS = pytest.mark.parametrize("graph", [0, 1], ids=["forward", "backward"])
 

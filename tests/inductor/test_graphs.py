@@ -302,7 +302,6 @@ def test_a_wait_for_an_input_waits_for_nothing_in_the_graph() -> None:
         assert wait in later.deps
 
 
-@pytest.mark.slow
 @pytest.mark.private
 def test_sizes_that_only_the_data_knows_are_as_large_as_the_graph_asserts() -> None:
     with torch._dynamo.config.patch(capture_scalar_outputs=True):
@@ -339,7 +338,6 @@ def theirs(somebodys: Callable[[list[Any]], list[Any]]) -> dict[str, Any]:
     }
 
 
-@pytest.mark.slow
 @pytest.mark.private
 def test_communication_in_a_group_of_nodes_is_left_alone_and_reported() -> None:
     expected, code = run(reduces, theirs(grouping))

@@ -63,7 +63,6 @@ def test_the_same_bits_in_less_memory(name: str) -> None:
     assert "more run again in backward, " in one.line
 
 
-@pytest.mark.slow
 @pytest.mark.private
 def test_the_lowest_peak_within_a_step_limit() -> None:
     model = Block()
@@ -76,7 +75,6 @@ def test_the_lowest_peak_within_a_step_limit() -> None:
     assert found.best.peak_bytes < found.before.peak_bytes
 
 
-@pytest.mark.slow
 @pytest.mark.private
 def test_a_failure_leaves_the_cut_to_torch() -> None:
     model = Block()
@@ -90,7 +88,6 @@ def test_a_failure_leaves_the_cut_to_torch() -> None:
             step(model, memory_limit="80%", options=Options(strict=True))
 
 
-@pytest.mark.slow
 @pytest.mark.private
 @pytest.mark.parametrize(
     ("answer", "known", "stops"),
@@ -109,7 +106,6 @@ def test_a_rank_that_cannot_cut_as_the_others_do_stops(answer: Any, known: Entry
         step(blocks(), memory_limit="80%")
 
 
-@pytest.mark.slow
 @pytest.mark.private
 def test_a_cut_that_torch_refuses_is_none() -> None:
     real, calls = min_cut_rematerialization_partition, []
@@ -127,7 +123,6 @@ def test_a_cut_that_torch_refuses_is_none() -> None:
     assert len(calls) > 2
 
 
-@pytest.mark.slow
 @pytest.mark.private
 def test_a_limit_that_nothing_keeps() -> None:
     model = Block()

@@ -71,7 +71,6 @@ def tag() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-@pytest.mark.slow
 @pytest.mark.private
 def test_blocks_are_pinned_in_both_graphs_and_other_pins_are_other_code(ranks: None, tag: None) -> None:
     results, apart = compiled_step("apart")

@@ -204,7 +204,6 @@ def names(call: Any) -> list[str]:
     return [report.name for report in overlap_sched.reports()]
 
 
-@pytest.mark.slow
 @pytest.mark.private
 @pytest.mark.usefixtures("clean")
 class TestNamesOfGraphs:

@@ -34,7 +34,6 @@ def saved(problem: Problem) -> dict[str, bool]:
     return {node.name: all(problem.storages[s].pinned for s in node.alloc) for node in nodes}
 
 
-@pytest.mark.slow
 @pytest.mark.private
 @pytest.mark.parametrize("stage", ["inductor", "post_grad"])
 def test_a_weight_saved_as_a_view_stays_and_what_forward_computed_goes(stage: str) -> None:

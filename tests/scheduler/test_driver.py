@@ -111,9 +111,8 @@ def check_launch_order(problem: Problem, options: Options, order: Order) -> None
 
 def check_decisions(problem: Problem, result: Schedule) -> None:
     timeline = replay(problem, result.order)
-    assert [d.collective for d in result.decisions] == [
-        v for v in result.order if problem.nodes[v].kind is Kind.COLLECTIVE
-    ]
+    launches = [v for v in result.order if problem.nodes[v].kind is Kind.COLLECTIVE]
+    assert [d.collective for d in result.decisions] == launches
     waited_for = {w: v for v, waits in problem.waits.items() for w in waits}
     assert sum(d.exposed_us for d in result.decisions) == pytest.approx(timeline.exposed_us)
     assert all(stall == 0 or w in waited_for for w, stall in enumerate(timeline.stall_us))
@@ -278,14 +277,15 @@ NODES = (
 PROBLEM = Problem("holders", NODES, tuple(Storage(1) for _ in range(5)), {"fsdp": Group(8, True)})
 
 
-def of(collective: str, order: str, refused: bool = False) -> Decision:
-    """The decision on a collective in an order given by names."""
-    ids = {node.name: v for v, node in enumerate(NODES)}
-    task = Task(PROBLEM, Options(), 99)
-    best = task.measured(tuple(ids[name] for name in order.split()))
+def of(collective: str, order: str, refused: bool = False, task: Task | None = None) -> Decision:
+    """The decision on a collective in an order given by names; of what a task asks for, or of no task."""
+    problem = PROBLEM if task is None else task.problem
+    ids = {node.name: v for v, node in enumerate(problem.nodes)}
+    best = (task or Task(problem, Options(), 99)).measured(tuple(ids[name] for name in order.split()))
     refusals = {ids[collective]: Refusal(7, ids["mm"])} if refused else {}
     made = Candidate(best.order, best.step_us, best.peak_bytes, {}, refusals)
-    return next(d for d in decisions(PROBLEM, replay(PROBLEM, best.order), made) if d.collective == ids[collective])
+    told = decisions(problem, replay(problem, best.order), made, task)
+    return next(d for d in told if d.collective == ids[collective])
 
 
 @pytest.mark.parametrize(
@@ -328,10 +328,7 @@ def test_what_was_asked_for_may_forbid_an_earlier_launch(
     listed = (make, mm._replace(module="blk"), one._replace(group="tp"), waited._replace(deps=(2,), collective=2), two)
     nodes = (*listed, others[0]._replace(deps=(4,), collective=4), others[1])
     problem = replace(PROBLEM, nodes=nodes, groups={"fsdp": Group(8, True), "tp": Group(8, True)})
-    ids = {node.name: v for v, node in enumerate(nodes)}
-    task = Task(problem, Options(**asked), base_bytes)
-    best = task.measured(tuple(ids[name] for name in order.split()))
-    found = next(d for d in decisions(problem, replay(problem, best.order), best, task) if d.collective == ids["two"])
+    found = of("two", order, task=Task(problem, Options(**asked), base_bytes))
     assert found.held_by == held_by
     assert (None if found.held_node is None else nodes[found.held_node].name) == held_node
 

@@ -39,12 +39,8 @@ from tests.support.graphs import problems
 from tests.support.layers import large_layers, layers, unlike
 from tests.support.oracle import random_order
 
-WORLD, ROW, COLUMN, UNKNOWN = (
-    Group(4, True, ranks=(0, 1, 2, 3)),
-    Group(2, True, ranks=(0, 1)),
-    Group(2, True, ranks=(0, 2)),
-    Group(2, True),
-)
+WORLD, UNKNOWN = Group(4, True, ranks=(0, 1, 2, 3)), Group(2, True)
+ROW, COLUMN = (Group(2, True, ranks=(0, other)) for other in (1, 2))
 
 
 def step(first: Group, second: Group) -> Problem:
@@ -145,9 +141,8 @@ def test_what_communicates_itself_beside_a_collective(groups: tuple[str, ...], p
     problem = replace(problem, nodes=tuple(nodes), groups=there)
     order = (1, 0, 2, 3, 4, 5, 6)
     assert together(problem, replay(problem, order)) == pairs
-    assert together_violation(problem, order, "disjoint") == (
-        said and f"{said}: concurrent_groups='disjoint' keeps them apart"
-    )
+    whole = said and f"{said}: concurrent_groups='disjoint' keeps them apart"
+    assert together_violation(problem, order, "disjoint") == whole
     assert (together_violation(problem, order, "one") is None) == (groups == ("one",))
     made = schedule(problem, Options(concurrent_groups="disjoint", strict=True, headroom="1GiB"))
     assert together_violation(problem, made.order, "disjoint") is None
@@ -182,14 +177,8 @@ def test_schedules_keep_their_promise(
     problem: Problem, concurrent: Concurrent, preserve: str, base: str, talks: bool
 ) -> None:
     problem = talking(problem) if talks else problem
-    options = Options(
-        concurrent_groups=concurrent,
-        preserve_collective_order=preserve,
-        base=base,
-        effort=1,
-        strict=True,  # type: ignore[arg-type]
-    )
-    made = schedule(problem, replace(options, memory_model=problem.memory_model))
+    asked: dict[str, Any] = {"preserve_collective_order": preserve, "base": base, "memory_model": problem.memory_model}
+    made = schedule(problem, Options(concurrent_groups=concurrent, effort=1, strict=True, **asked))
     assert together_violation(problem, made.order, concurrent) is None
     assert made.unrestricted_us is not None
     assert made.scheduled.peak_bytes <= made.budget_bytes

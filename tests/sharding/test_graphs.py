@@ -221,7 +221,6 @@ def test_another_parameter_of_the_same_shape_is_named(run: Run, parts_first: boo
         assert str(raised.value).startswith(FAULT)
 
 
-@pytest.mark.slow
 @pytest.mark.private
 def test_also_where_it_is_compiled(run: Run) -> None:
     run(1, 0, 2, compiled=True)
@@ -229,7 +228,6 @@ def test_also_where_it_is_compiled(run: Run) -> None:
         run(0, 0, 1, compiled=True)
 
 
-@pytest.mark.slow
 @pytest.mark.private
 def test_what_is_read_again_or_compiled_again_on_one_rank_alone_is_no_fault(run: Run) -> None:
     run(0, 0, 1)

@@ -203,9 +203,8 @@ class SlowExpandable:
 
     def allocate(self, size: int) -> int:
         free = self.free_blocks()
-        fits = [(stop - start, start) for start, stop in free if stop - start >= size]
+        fits = sorted((stop - start, start) for start, stop in free if stop - start >= size)
         if fits:
-            fits.sort()
             k, ends = 0, [self.grows_to(start, start + length) for length, start in fits]
             while k + 1 < len(fits) and ends[k + 1] < ends[k]:
                 k += 1
@@ -214,15 +213,13 @@ class SlowExpandable:
             starts = [start for start, stop in free if stop // self.page not in self.mapped or stop % self.page]
             holes = sorted({self.end(), *starts})
             start = next(at for at in holes if self.room(at) >= size and self.can_start(at, free))
-            for page in range(start // self.page, -(-(start + size) // self.page)):
-                self.mapped.add(page)
+            self.mapped.update(range(start // self.page, -(-(start + size) // self.page)))
         self.used.append((start, start + size))
         return start
 
     def can_start(self, at: int, free: list[tuple[int, int]]) -> bool:
-        return at == self.end() or any(
-            start == at and self.grows_to(start, stop) > stop - start for start, stop in free
-        )
+        grows = (start for start, stop in free if self.grows_to(start, stop) > stop - start)
+        return at == self.end() or at in grows
 
     def end(self) -> int:
         return (max(self.mapped) + 1) * self.page if self.mapped else 0
@@ -275,9 +272,8 @@ def test_the_smallest_capacity_is_found_by_bisection(problem: Problem, settings:
 def test_settings_as_torch_reads_them() -> None:
     assert allocator_settings("") == PLAIN
     assert allocator_settings("expandable_segments:True") == EXPANDABLE
-    assert allocator_settings("backend:native, max_split_size_mb:512") == AllocatorSettings(
-        max_split_size_bytes=512 * MIB
-    )
+    large = AllocatorSettings(max_split_size_bytes=512 * MIB)
+    assert allocator_settings("backend:native, max_split_size_mb:512") == large
     divisions = allocator_settings("roundup_power2_divisions:[256:1,512:2,1024:4,>:8]")
     assert [divisions.divisions(size * MIB) for size in (1, 256, 511, 512, 1024, 2048, 2**17)] == [1, 1, 1, 2, 4, 8, 8]
     assert [rounded(count) for count in (1, 512, 513, 2048)] == [512, 512, 1024, 2048]

@@ -20,7 +20,7 @@ from tests.support.titan.jobs import (
     train,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.private, pytest.mark.usefixtures("titan")]
+pytestmark = [pytest.mark.private, pytest.mark.usefixtures("titan")]
 Ranks = list[dict[str, Any]]
 FITTED = ("--override.imports", 'overlap_sched.titan.options={"memory_limit": "90%"}', *OURS[2:])
 RANKS_2 = ("--parallelism.data_parallel_shard_degree", "2")

@@ -148,7 +148,6 @@ def test_routed_rows_do_not_leave() -> None:
 GROUPS = {"0": Group(2, True)}
 
 
-@pytest.mark.slow
 @pytest.mark.private
 def test_the_whole_dimension_first() -> None:
     """All that stands still in the layer is in the region of its batch."""

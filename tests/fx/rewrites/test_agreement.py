@@ -108,7 +108,6 @@ def test_every_site(name: str, model: str) -> None:
     assert sum(agreed) >= (4 if name == "hazards" else len(sites))
 
 
-@pytest.mark.slow
 @pytest.mark.private
 @pytest.mark.parametrize("name", SEVERAL)
 @pytest.mark.parametrize("model", MODELS)

@@ -127,7 +127,6 @@ def test_parts_of_parts() -> None:
     check_results(traced("layer"), gm)
 
 
-@pytest.mark.slow
 @pytest.mark.private
 def test_what_is_refused_and_why() -> None:
     gm = traced("layer")

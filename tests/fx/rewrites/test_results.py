@@ -59,7 +59,6 @@ def _layouts(value: object) -> list[object]:
     return [layout(leaf) for leaf in leaves if isinstance(leaf, Tensor)]
 
 
-@pytest.mark.slow
 @pytest.mark.private
 @pytest.mark.parametrize("name", NAMES)
 def test_undone_the_graph_is_as_it_was(name: str) -> None:

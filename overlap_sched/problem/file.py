@@ -199,9 +199,7 @@ def decode(
         place, what = at.rstrip("`").lstrip("."), what.replace("`", "").rstrip(".")
         hint = _hint(kind, what, place)
         raise error(f"{where}: {place}{': ' if place else ''}{what[:1].lower()}{what[1:150]}.{hint}") from None
-    except UnicodeDecodeError:
-        raise error(f"{where}: is not text in UTF-8.") from None
-    except (msgspec.DecodeError, RecursionError) as fault:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as fault:  # one or the other, by msgspec's version
         raise error(f"{where}: is not JSON ({fault}). Was it cut short?") from None
 
 

@@ -250,7 +250,7 @@ def test_files_that_are_cut_short_or_something_else(tmp_path: Path) -> None:
     for end in (0, 1, len(text) // 2, len(text) - 1):
         assert bad(plain, text[:end]).startswith("is not JSON (")
     for other, said in (
-        (text.replace(b'"dgrad"', b'"\xff"'), "is not text"),
+        (text.replace(b'"dgrad"', b'"\xff"'), "is not JSON"),
         (b"\xff\xfe\xff", "is not JSON"),
         (b'["a", "b"]', "is a list, as an order is"),
         (b"[" * 100_000, "is a list, as an order is"),

@@ -217,7 +217,7 @@ FACTS = {
     *("cut.INF", "cut.SOURCE, SINK", "admission.LOWEST", "admission.THIS_STEP", "replay.NONE"),  # marks
     *("task.SAME_STEP", "explain._ROUNDING", "improve.SAME", "best.OF_A_BOUND", "compare.LEAST"),  # rounding
     *("peak.IDLE_SHARE, IDLE_STEPS", "capacity.BINDING", "layers.ALIKE"),  # what is called saved, binding, a layer
-    "dimensions.GATHERED, REDUCED, UPDATED",  # bytes of a parameter
+    *("dimensions.GATHERED, REDUCED, UPDATED", "action.MAX_ACTIVE_STAGES"),  # bytes of a parameter; as in torch
     *("compare.FEW", "graphs.OFFERED", "job_file.MAX_ACTIONS", "job_file.SHOWN"),  # what may be asked for and is shown
 }
 

@@ -106,7 +106,7 @@ class PipelineSchedule:
         return [action for item in self.orders[rank] for action in parts(item)]
 
 
-GATHERED = 3
+MAX_ACTIVE_STAGES = 3
 """So many stages of a rank are gathered at once, as torch has it."""
 
 
@@ -121,7 +121,7 @@ def with_gathers(order: Sequence[Item], divided: Collection[int]) -> Iterator[It
     for item in reversed(order):
         own = [action.stage for action in parts(item) if action.stage in divided]
         coming = list(dict.fromkeys([*own, *coming]))
-        wanted.append(coming[:GATHERED])
+        wanted.append(coming[:MAX_ACTIVE_STAGES])
     gathered, counts = list[int](), Counter[int]()
     for k, stages in enumerate((*reversed(wanted), [])):
         for stage in [stage for stage in gathered if stage not in stages]:

@@ -19,7 +19,7 @@ from overlap_sched.errors import PipelineError
 from overlap_sched.pipeline.action import PipelineSchedule
 from overlap_sched.pipeline.blocks import BLOCKS, block_orders, time_in_slots
 from overlap_sched.pipeline.compare import FEW, PlannedPipeline, measure_schedule, stages_per_rank
-from overlap_sched.pipeline.cuts import UnitCut, best_cut, unit_cuts
+from overlap_sched.pipeline.cuts import UnitCut, best_cut, least_step_us, unit_cuts
 from overlap_sched.pipeline.exact import exact_pipeline, solvable
 from overlap_sched.pipeline.greedy import Lead, Wanted, greedy_schedule
 from overlap_sched.pipeline.improve import SAME, improve_schedule
@@ -43,7 +43,7 @@ class FoundPipeline:
     Attributes:
         plan: It, named :data:`FOUND`; its ``bound_us`` is of its layout, cut and limits.
         bound_us: No schedule of any of the layouts and cuts that were tried is shorter, within the limits.
-        any_cut_us: None at all is shorter: one micro-batch takes so long, and all of them on ranks that are never idle.
+        any_cut_us: None at all is shorter, with any cut.
         aim_us: Its step, or with post-validation the time of its longest rank.
         layout: How its stages are laid out, for people.
         made_from: What it was made from: ``"zbv, improved"``.
@@ -192,8 +192,7 @@ def find_pipeline(
     """
     if len(job.routes) != 1:
         raise PipelineError(f"{job.name}: no schedule can be searched for: it has {len(job.routes)} routes. Give one.")
-    trials, any_cut_us = _trials(job, post_validation)
-    best_us = inf
+    trials, best_us = _trials(job, post_validation), inf
 
     def go_on(doing: str, some: Sequence[LayoutSearch], work: Callable[[LayoutSearch], None]) -> None:
         nonlocal best_us
@@ -217,16 +216,13 @@ def find_pipeline(
     made, placed, bound_us = best.made[0], best.clock.job, min(trial.bound_us for trial in trials)
     low_us = limited_bound_us(placed) if post_validation else best.bound_us
     plan = measure_schedule(placed, replace(made.schedule, name=FOUND), low_us, best.how.cut, best.how.recomputed)
-    return FoundPipeline(plan, bound_us, min(any_cut_us, bound_us), str(best.layout), made.made_from, made.step_us)
+    any_cut_us = min(least_step_us(job, post_validation), bound_us)
+    return FoundPipeline(plan, bound_us, any_cut_us, str(best.layout), made.made_from, made.step_us)
 
 
-def _trials(job: PipelineJob, post_validation: bool) -> tuple[list[LayoutSearch], float]:
-    """List what is tried, that with the lowest bound first; and a step that no cut is below."""
+def _trials(job: PipelineJob, post_validation: bool) -> list[LayoutSearch]:
+    """List what is tried, that with the lowest bound first."""
     found: list[LayoutSearch] = []
-    first = job.stages[job.routes[0].stages[0]]
-    way_us = sum(stage.forward.time_us + stage.down_us for stage in job.stages) + first.whole_us - first.down_us
-    whole_us = job.micro_batches * sum(stage.forward.time_us + stage.whole_us for stage in job.stages)
-    low_us = max(least_part(job) * whole_us / job.ranks, 0.0 if post_validation else way_us)
     few = sorted({1, *stages_per_rank(job), *range(2, min(FEW, len(job.stages) // job.ranks) + 1)})
     for layout in (*(StageLayout("looped", v) for v in few), FOLDED, TWO_WAVES, MIRRORED):
         if layout.count(job.ranks) > len(job.stages) or (layout is MIRRORED and job.micro_batches == 1):
@@ -241,4 +237,4 @@ def _trials(job: PipelineJob, post_validation: bool) -> tuple[list[LayoutSearch]
             placed = layout.put(units, how.cut)
             bound_us = limited_bound_us(placed, post_validation)
             found.append(LayoutSearch(layout, how, units, PipelineClock(placed, post_validation), bound_us))
-    return sorted(found, key=lambda trial: trial.bound_us), low_us
+    return sorted(found, key=lambda trial: trial.bound_us)

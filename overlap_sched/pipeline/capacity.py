@@ -26,6 +26,7 @@ from overlap_sched.errors import PipelineError
 from overlap_sched.pipeline import dimensions
 from overlap_sched.pipeline.action import BACKWARDS, ActionKind, PipelineSchedule
 from overlap_sched.pipeline.compare import PlannedPipeline, named, plan_pipeline
+from overlap_sched.pipeline.cuts import least_step_us
 from overlap_sched.pipeline.dimensions import LayerPrices, Layout, Mesh, MeshPrices, Sharding
 from overlap_sched.pipeline.job import PipelineBlock, PipelineJob, PipelineLink, PipelineStage, Route
 from overlap_sched.pipeline.job_file import ModelTable
@@ -301,12 +302,6 @@ def saves_too_much(job: PipelineJob, schedule: PipelineSchedule) -> bool:
         if max(accumulate(sizes, initial=job.static_bytes[rank])) > limit:
             return True
     return False
-
-
-def least_step_us(job: PipelineJob) -> float:
-    """No schedule with any cut has a shorter step: all that compute streams do, divided evenly."""
-    each = sum(one.forward.time_us + one.whole_us for one in job.stages)
-    return (job.micro_batches * each + sum(one.step.time_us for one in job.stages if one.step)) / job.ranks
 
 
 def likely_fits(job: PipelineJob) -> bool:

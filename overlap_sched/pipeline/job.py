@@ -99,7 +99,7 @@ class PipelineStage:
 
     @property
     def reshard(self) -> PipelineBlock | None:
-        """What freeing its parameters takes: nothing."""
+        """Takes no time, where its parameters are gathered."""
         return None if self.unshard is None else PipelineBlock(0.0)
 
     @property

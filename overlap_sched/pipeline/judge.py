@@ -67,8 +67,8 @@ def violation(job: PipelineJob, schedule: PipelineSchedule) -> str | None:
         return f"there are orders for {len(schedule.orders)} ranks; the job has {job.ranks}"
     wanted, done, at, moved = list(_wanted(job)), set[Action](), [0] * job.ranks, True
     known = {action for ways in wanted for way in ways for action in way}
-    missing = {s for s, stage in enumerate(job.stages) if stage.unshard is not None}
-    gathers = {kind: frozenset(missing) for kind in GATHERS}
+    divided = frozenset(s for s, stage in enumerate(job.stages) if stage.unshard is not None)
+    missing = divided
     while moved:
         moved = False
         for rank, order in enumerate(schedule.orders):
@@ -76,17 +76,10 @@ def violation(job: PipelineJob, schedule: PipelineSchedule) -> str | None:
                 if isinstance(item, Pair) and [one.kind for one in item] != [ActionKind.FORWARD, ActionKind.BACKWARD]:
                     return f"rank {rank} runs {item} together; a pair is a forward and a whole backward"
                 for action in parts(item):
-                    kind, stage, _ = action
-                    if action not in known and stage not in gathers.get(kind, ()):
+                    if action not in known and (action.kind not in GATHERS or action.stage not in divided):
                         return f"rank {rank} runs {action}; the job has no such action"
-                    if job.rank_of[stage] != rank:
-                        return f"rank {rank} runs {action}, but stage {stage} is on rank {job.rank_of[stage]}"
-                    if action in done:
-                        return f"rank {rank} runs {action} again"
-                    if kind not in UPDATES and (stage in missing) is not (kind is ActionKind.UNSHARD):
-                        return f"rank {rank} runs {action} where its parameters are {'not ' * (stage in missing)}there"
-                    if (early := _runs_before(action, done)) is not None:
-                        return f"rank {rank} runs {' before '.join(map(str, early))}"
+                    for wrong in _broken_rules(job, rank, action, done, missing):
+                        return f"rank {rank} runs {wrong}"
                 if not all(_has_input(job, action, done) for action in parts(item)):
                     break
                 missing ^= {action.stage for action in parts(item) if action.kind in GATHERS}
@@ -100,8 +93,7 @@ def violation(job: PipelineJob, schedule: PipelineSchedule) -> str | None:
             return f"{' or '.join(' and '.join(map(str, way)) for way in ways)} never runs"
         if sum(not done.isdisjoint(way) for way in ways) > 1:
             return f"{' and '.join(str(action) for way in ways for action in way if action in done)} all run"
-    left = gathers[ActionKind.RESHARD] - missing
-    return f"{min(left)}RESHARD never runs" if left else None
+    return f"{min(divided - missing)}RESHARD never runs" if divided - missing else None
 
 
 def _wanted(job: PipelineJob) -> Iterator[list[tuple[Action, ...]]]:
@@ -117,14 +109,21 @@ def _wanted(job: PipelineJob) -> Iterator[list[tuple[Action, ...]]]:
                 yield [(Action(kind, s),)]
 
 
-def _runs_before(action: Action, done: Set[Action]) -> tuple[Action, Action] | None:
-    """What runs too early, and before what: F, I and W of a micro-batch in turn, then the reduction, then the step."""
+def _broken_rules(job: PipelineJob, rank: int, action: Action, done: Set[Action], missing: Set[int]) -> Iterator[str]:
+    """Yield the rules that an action breaks here, behind what is done; stages lack parameters that are missing."""
     kind, stage, m = action
+    if job.rank_of[stage] != rank:
+        yield f"{action}, but stage {stage} is on rank {job.rank_of[stage]}"
+    if action in done:
+        yield f"{action} again"
+    if kind not in UPDATES and (stage in missing) is not (kind is ActionKind.UNSHARD):
+        yield f"{action} where its parameters are {'not ' * (stage in missing)}there"
     if kind in _RUNS_BEFORE and (earlier := Action(_RUNS_BEFORE[kind], stage, m)) not in done:
-        return action, earlier
+        yield f"{action} before {earlier}"
     late = () if kind in GATHERS else UPDATES if m is not None else UPDATES[1:]
-    over = (Action(update, stage) for update in late)
-    return next(((one, action) for one in over if one in done), None)
+    yield from (
+        f"{update} before {action}" for of in late if (update := Action(of, stage)) in done and update != action
+    )
 
 
 def _has_input(job: PipelineJob, action: Action, done: Set[Action]) -> bool:

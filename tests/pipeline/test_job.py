@@ -225,9 +225,9 @@ def test_as_many_units_recompute_as_have_to() -> None:
     dear, cheap = (job.stages[0].recomputing(0, us, 0) for us in (3.0, 1.0))
     unlike = replace(job, stages=(dear, cheap, *plain.stages[2:]))
     for of, limit, units in ((job, 45, ()), (job, 30, (0,)), (job, 20, (0, 1)), (unlike, 30, (1,))):
-        found, _ = unit_cuts(replace(of, memory_limit_bytes=(limit, 1000)), ONE_EACH)
+        found = unit_cuts(replace(of, memory_limit_bytes=(limit, 1000)), ONE_EACH)
         assert units in [one.recomputed for one in found]
-    assert all(one.recomputed == () for one in unit_cuts(job, ONE_EACH)[0])
+    assert all(one.recomputed == () for one in unit_cuts(job, ONE_EACH))
 
 
 @pytest.mark.slow

@@ -1,12 +1,17 @@
 """Layouts of a model on so many GPUs: parameters as published, operations by hand, and all layouts tried by force."""
 
+import re
 from collections import defaultdict
+from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
 from torch.distributed.pipelining.schedules import _Action, _add_reduce_grad, _add_unshard_reshard
 
+from overlap_sched.cli.arguments import CapacityCommand
+from overlap_sched.cli.capacity import read_question
 from overlap_sched.cost import Collective
 from overlap_sched.cost.cluster import read_cluster
 from overlap_sched.cost.collectives import model_of
@@ -15,8 +20,13 @@ from overlap_sched.pipeline.capacity import Question, estimate_us, even_cut, pla
 from overlap_sched.pipeline.compare import named, plan_pipeline
 from overlap_sched.pipeline.csv_file import schedule_csv
 from overlap_sched.pipeline.dimensions import LayerPrices, Layout, Mesh, Recompute, Sharding, read_model
+from overlap_sched.pipeline.graphs import JobGraphs
 from overlap_sched.pipeline.job import PipelineBlock
+from overlap_sched.pipeline.job_file import parse_job
 from overlap_sched.problem import Group
+from overlap_sched.problem.file import write_problem
+from tests.pipeline.test_layers import graphs
+from tests.support.examples import Command
 
 TINY = {"hidden": 2048, "layers": 8, "heads": 16, "ffn": 5632, "vocabulary": 32000}
 
@@ -106,6 +116,29 @@ def test_collectives_of_replicas_beside_compute() -> None:
         assert other.reduce == PipelineBlock(max(reduce_us - 2 * us, 0.0))
 
 
+@pytest.mark.parametrize(("ep", "experts"), [(1, 0), (2, 10**6)])
+def test_a_stage_in_a_pipeline_is_gathered_and_reduced_whole(ep: int, experts: int) -> None:
+    """4 replicas: 16 bits gathered, 32 bits of gradients kept and reduced once, 12 of states and shards divided."""
+    of = prices(Mesh(pp=2, dp=4, ep=ep), "none", "fsdp")
+    stage, own = of.stage([10.0] * 3, [0.0] * 3, [0, 0, 0], 10**6, experts), 10**6 + experts
+    divided = 10**6 / 4 + experts * ep / 4
+    sizes = {"dp": 10**6, "experts": experts}
+    gather_us, reduce_us = (
+        sum(of.collective_us(op, each * size, among) for among, size in sizes.items())
+        for op, each in (("all_gather", 2), ("reduce_scatter", 4))
+    )
+    assert stage.unshard == PipelineBlock(gather_us + of.fused_us(2 * own + 3 * divided), 0, 2 * own)
+    assert stage.reduce == PipelineBlock(reduce_us + of.fused_us(3 * own))
+    assert (stage.static_bytes, stage.forward) == (4 * own + 16 * divided, PipelineBlock(10.0, 0, 2 * 2048 * 2048))
+
+
+def test_links_are_shared_where_replicas_are_as_far_as_neighbours() -> None:
+    """Nodes of 8: with tp = 8 both are other nodes, with pp x dp = 8 neither."""
+    for mesh, shared in ((Mesh(2, 2, tp=8), True), (Mesh(4, 8), False), (Mesh(2, 4), True), (Mesh(2, 16), True)):
+        job = ask(gpus=mesh.pp * mesh.dp * mesh.tp, global_batch=64).job(Layout(mesh, 1, "none", "fsdp"))
+        assert job.shared_links is shared
+
+
 def test_what_waits_for_collectives_by_hand() -> None:
     """Blocks gather and scatter tokens; rows go to top_k experts and back; keys and values as attention runs."""
 
@@ -169,6 +202,69 @@ def test_pruning_loses_nothing(limit: int, experts: int) -> None:
     found = plan_capacity(question)
     assert [one.planned.replay.step_us for one in found] == sorted(min(own) for own in steps.values() if own)[:5]
     assert all(one.peak_bytes <= limit for one in found)
+
+
+DUMP = """
+format = "overlap-capacity/1"
+gpus = 16
+global_batch = 24
+sequence = 100
+recompute = ["none", "full"]
+schedules = ["1f1b", "gpipe"]
+[model]
+forward = "forward.json"
+backward = "backward.json"
+gpus = 2
+global_batch = 3
+optimizer = 2
+"""
+
+
+def ask_of_dump(folder: Path, text: str = DUMP) -> Question:
+    for name, problem in zip(("forward", "backward"), graphs(), strict=True):
+        write_problem(problem, folder / f"{name}.json")
+    (folder / "question.toml").write_text(text)
+    question, _ = read_question(CapacityCommand(question=str(folder / "question.toml")), lambda text: None)
+    return question
+
+
+def test_a_dump_in_pipelines_and_replicas(tmp_path: Path) -> None:
+    """5 layers on 2 GPUs: pipelines of 1, 2 and 4 ranks, 8, 4 and 2 of them; a micro-batch has 3 sequences."""
+    question = ask_of_dump(tmp_path)
+    meshes = [((pp, 8 // pp), again) for pp in (1, 2, 4) for again in ("none", "full")]
+    assert [(one.mesh[:2], one.recompute) for one in question.layouts()] == meshes
+    assert [one.mesh[:2] for one in ask_of_dump(tmp_path, DUMP.replace("gpus = 16", "gpus = 16\npp = [2]\ndp = [4]")
+            .replace('["none", "full"]', '["none"]')).layouts()] == [(2, 4)]  # fmt: skip
+    text = "\n".join(["ranks = 2", "micro_batches = 2", "recompute = true", DUMP[DUMP.index("[model]") :]])
+    text = re.sub(r"(?m)^(recompute = true|gpus = 2|global_batch = 3)$", "", text) + "recompute = true\n"
+    read = JobGraphs(lambda source: graphs()[source.name != "forward.json"])
+    alone = parse_job('format = "overlap-pipeline/1"\n' + text, "job.toml", tmp_path, read)
+    for layout in question.layouts():
+        job = question.job(layout)
+        assert job.micro_batches == 24 // 3 // layout.mesh.dp
+        for one, stage in zip(job.stages[1:-1], alone.stages, strict=True):
+            ways = stage.recomputed if layout.recompute == "full" else stage
+            assert ways is not None
+            group = Group(layout.mesh.dp, layout.mesh.dp <= 4, 0 if layout.mesh.dp <= 4 else 2)
+            work = Collective("all_reduce", stage.static_bytes // 3, group)
+            us = model_of(read_cluster("dgx-h100")).collective_us(work)
+            assert (one.reduce and one.reduce.time_us) == pytest.approx(us)
+            assert replace(one, reduce=None) == ways
+    best = plan_capacity(question)[0]
+    assert best.tokens_per_s == pytest.approx(24 * 100 / 16 / best.planned.replay.step_us * 1e6)
+    flops = sum(node.flops for problem in graphs() for node in problem.nodes) * 2 / 300
+    assert question.token_flops == flops
+
+
+def test_a_dump_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ask_of_dump(tmp_path)
+    words = Command(capsys).words("capacity", str(tmp_path / "question.toml"), "--csv", str(tmp_path / "best.csv"))
+    assert "DP8 of 2 GPUs, dump" in words
+    assert "5 layers (by repeated operators): embedding, layer 1 | layer 2" in words
+    assert (tmp_path / "best.csv").read_text().startswith("0F0")
+    for old, new, said in (("gpus = 2\n", "", "gpus"), ("optimizer", "best", "best"), ("= 16", "= 3", "of 0 l")):
+        with pytest.raises(PipelineError, match=said):
+            plan_capacity(ask_of_dump(tmp_path, DUMP.replace(old, new)))
 
 
 def test_what_binds() -> None:

@@ -10,7 +10,7 @@ micro-batches do not fit. Of many micro-batches some are replayed, as each round
 the layouts of the answer are replayed in full.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -216,8 +216,11 @@ def plan_capacity(question: Question, tell: Callable[[str], None] = lambda text:
         tell(f"planning {at} of {len(jobs)} layouts")
         own, steps_us = (layout.mesh, layout.sharding), sorted(us for us, *_ in found.values())
         worst_us = min(found[own][0] if own in found else inf, *steps_us[question.top - 1 : question.top], inf)
-        if (best := best_schedule(jobs[layout], schedules, worst_us)) is not None:
-            found[own] = (best[0], layout, best[1])
+        for of in schedules if layout.mesh.pp > 1 else [of for of in schedules if of.layout.chunks == 1][:1]:
+            with suppress(PipelineError):  # too few layers, or an odd number of ranks
+                step_us = estimate_us(jobs[layout], of, worst_us)
+                if step_us < worst_us:
+                    found[own], worst_us = (step_us, layout, of), step_us
     if not found:
         raise PipelineError(f"none of {len(jobs)} layouts of {question.gpus} GPUs fits. Give more, or wider ranges.")
     shortest = sorted(found.values(), key=lambda one: one[0])[: question.top]
@@ -237,17 +240,6 @@ def measure_layout(question: Question, layout: Layout, of: NamedSchedule) -> Cap
     speed = question.global_batch * question.sequence / question.gpus / planned.replay.step_us * 1e6
     mfu = speed * question.token_flops / question.on.device.peak_flops_per_s
     return CapacityPlan(layout, planned, speed, mfu, losses)
-
-
-def best_schedule(job: PipelineJob, of: Sequence[NamedSchedule], worst_us: float) -> tuple[float, NamedSchedule] | None:
-    """The shortest that fits, and its step, if that is below ``worst_us``."""
-    best = None
-    for one in of if job.ranks > 1 else [one for one in of if one.layout.chunks == 1][:1]:
-        with suppress(PipelineError):  # too few layers, or an odd number of ranks
-            step_us = estimate_us(job, one, worst_us)
-            if step_us < worst_us:
-                best, worst_us = (step_us, one), step_us
-    return best
 
 
 def even_cut(job: PipelineJob, of: NamedSchedule) -> Cut:

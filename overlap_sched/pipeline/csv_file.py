@@ -68,8 +68,7 @@ def schedule_csv(job: PipelineJob, schedule: PipelineSchedule, replay: PipelineR
     """
     if [route.stages for route in job.routes] != [tuple(range(len(job.stages)))]:
         raise PipelineError(
-            f"{job.name}: torch's schedules go through stages 0, 1, 2, ... one way; this job has "
-            f"{len(job.routes)} {'route' if len(job.routes) == 1 else 'routes'} that do not. Choose another schedule."
+            f"{job.name}: torch's schedules go one way, by stages 0, 1, 2, ... Choose another schedule."
         )
     plain, waits = form == "compute_only", form == "compute_comms_waits"
     left_out = (*UPDATES, *GATHERS) if plain else UPDATES

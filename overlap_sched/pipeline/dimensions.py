@@ -174,9 +174,7 @@ def read_model(given: str | dict[str, Any], where: str) -> ModelDimensions:
     model = decode(shipped[given] if isinstance(given, str) else given, ModelDimensions, where, PipelineError)
     whole = model.heads % model.kv == 0 and (model.head or model.hidden % model.heads == 0)
     if not whole or bool(model.experts) != bool(model.top_k) or model.top_k > model.experts:
-        raise PipelineError(
-            f"{where}: heads divide hidden (or give head), kv_heads divide heads, and top_k is at most experts."
-        )
+        raise PipelineError(f"{where}: heads divide hidden (or give head), kv_heads heads; top_k is at most experts.")
     return model
 
 

@@ -288,9 +288,7 @@ class PipelineJob:
 def _check_numbers(where: str, numbers: Iterable[float]) -> None:
     for number in numbers:
         if not 0 <= number <= MAX_TOTAL_BYTES:
-            raise PipelineError(
-                f"{where} has {show_number(number)}: times, sizes and factors are 0 or more, and 2**60 at most."
-            )
+            raise PipelineError(f"{where} has {show_number(number)}: times, sizes and factors are from 0 to 2**60.")
 
 
 def scale_links(job: PipelineJob, factor: float) -> PipelineJob:

@@ -148,10 +148,8 @@ def parse_job(
     if not count:
         raise PipelineError(f"{where}: stage is missing; write [[stage]] above each stage, or [model].")
     if 3 * count * batches > MAX_ACTIONS:
-        raise PipelineError(
-            f"{where}: {count} stages and {batches} micro-batches make {3 * count * batches:,} actions, more than "
-            f"{MAX_ACTIONS:,}. Plan fewer micro-batches: the steady state repeats."
-        )
+        actions = f"{3 * count * batches:,} actions, more than {MAX_ACTIONS:,}"
+        raise PipelineError(f"{where}: {actions}. Plan fewer micro-batches: the steady state repeats.")
     if ranks > count:
         raise PipelineError(f"{where}: ranks is {ranks}, and there are {count} stages: give one per rank, or more.")
     beside = folder / file.cluster  # else it is a name
@@ -319,9 +317,7 @@ def _limits(given: Any, where: str, ranks: int) -> tuple[int, ...] | None:
     except ValueError as error:
         raise PipelineError(f"{where}: memory_limit: {error}.") from None
     if len(sizes) != ranks:
-        raise PipelineError(
-            f"{where}: memory_limit lists {len(sizes)} sizes for {ranks} ranks: give one, or one per rank."
-        )
+        raise PipelineError(f"{where}: memory_limit lists {len(sizes)} sizes: give one, or one per rank ({ranks}).")
     return sizes
 
 
@@ -334,9 +330,7 @@ def _links(
         across = cluster.across
         link = PipelineLink(across.latency_us, across.card_bytes_per_s) if across else inside
         if node > cluster.ranks_per_node:
-            raise PipelineError(
-                f"{where}: ranks_per_node is {node}; a node of {cluster.name} has {cluster.ranks_per_node}."
-            )
+            raise PipelineError(f"{where}: ranks_per_node is {node}; {cluster.name} has {cluster.ranks_per_node}.")
         nodes = (range(first, min(first + node, ranks)) for first in range(0, ranks, node))
         links = {ends: inside for own in nodes for ends in permutations(own, 2)}
     if file.link is not None:
@@ -344,8 +338,6 @@ def _links(
     for one in file.links:
         ends = one.source, one.target
         if max(ends) >= ranks or ends[0] == ends[1]:
-            raise PipelineError(
-                f"{where}: a link goes from rank {ends[0]} to rank {ends[1]}; ranks are 0 to {ranks - 1}."
-            )
+            raise PipelineError(f"{where}: a link goes from rank {ends[0]} to {ends[1]}; ranks are 0 to {ranks - 1}.")
         links[ends] = PipelineLink(one.latency, one.bandwidth)
     return link, links

@@ -234,9 +234,8 @@ def _follow_back(forward: Problem, units: Sequence[int], backward: Problem, coun
     given = [v for v, node in enumerate(nodes) if node.kind is Kind.INPUT and node.name not in of_name]
     inner = {node.name for v, node in enumerate(forward.nodes) if node.kind is not Kind.INPUT and v not in returned}
     if lost := next((node.name for node in nodes if node.kind is Kind.INPUT and node.name in inner), ""):
-        raise PipelineError(
-            f"{backward.name}: takes {lost}, which {forward.name} does not return. Give the two graphs of one step."
-        )
+        lacks = f"takes {lost}, which {forward.name} does not return"
+        raise PipelineError(f"{backward.name}: {lacks}. Give the two graphs of one step.")
     chain = _follow(backward, given)
     votes = [Counter[int]() for _ in chain.waists]
     for node, depth, before in zip(nodes, chain.depth, backward.predecessors, strict=True):
@@ -244,10 +243,8 @@ def _follow_back(forward: Problem, units: Sequence[int], backward: Problem, coun
             votes[depth].update(of_name[nodes[u].name] for u in before if nodes[u].name in of_name)
     segments = list(accumulate((max(vote, key=lambda one: (vote[one], one), default=head) for vote in votes), min))
     if missing := sorted({*range(1, head)} - {*segments}):
-        raise PipelineError(
-            f"{backward.name}: nothing in it belongs to layer {missing[0]} of {forward.name}, which has {count}. Give "
-            "the two graphs of one step."
-        )
+        lacks = f"nothing in it belongs to layer {missing[0]} of {forward.name}, which has {count}"
+        raise PipelineError(f"{backward.name}: {lacks}. Give the two graphs of one step.")
     places = [
         head - (segments[depth] if depth >= 0 else of_name.get(node.name, head + 1))
         for node, depth in zip(nodes, chain.depth, strict=True)

@@ -196,9 +196,7 @@ def dual_pipe(ranks: int, micro_batches: int) -> PipelineSchedule:
         PipelineError: The number of ranks is odd: the two directions have no middle.
     """
     if ranks % 2:
-        raise PipelineError(
-            f"DualPipe has an even number of ranks, not {ranks}: its two directions meet in the middle."
-        )
+        raise PipelineError(f"DualPipe's two directions meet in the middle: give an even number of ranks, not {ranks}.")
     first = -(-micro_batches // 2)
     second = micro_batches - first
 
@@ -338,10 +336,8 @@ def lay_out_named(
     """
     placed = named.layout.put(job, cut or cut_for(job, named))
     if named.halves and not any(stage.splits for stage in placed.stages):
-        raise PipelineError(
-            f"{job.name}: {named.name} runs the halves of backward apart, but no stage has any. "
-            "Give input_gradient and weight_gradient."
-        )
+        lacks = "runs the halves of backward apart, but no stage has any. Give input_gradient and weight_gradient."
+        raise PipelineError(f"{job.name}: {named.name} {lacks}")
 
     def whole(action: Action) -> Action | None:
         if placed.stages[action.stage].splits:

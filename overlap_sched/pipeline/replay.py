@@ -12,12 +12,11 @@ nothing from compute. An item starts when the one before it has ended and what i
 
 A reduction, or a gather of a stage's parameters, starts when the compute stream has come to it and the one before it on
 its rank has ended; a step waits for the reduction of its stage, what a stage computes for its parameters. Streams do
-not slow each other, but where gathers, reductions and transfers go over the same links: what a rank sends beside a
-gather or a reduction takes turns with it, and both take as much longer as they are there together. What is sent
-already goes first::
+not slow each other, but where gathers, reductions and transfers go over the same links: what a rank begins to send
+while it gathers or reduces takes turns with that, each at half its rate::
 
-    rank 0   | 0REDUCE_GRAD  = = = | 0REDUCE_GRAD        |         = both are under way, each at half its rate
-    0 -> 1                   | = = |
+    rank 0   | 1UNSHARD = = = = = = = 1UNSHARD |        a transfer of 3.5 takes 7, and the gather 3.5 longer
+    0 -> 1              | = = = = = = |
 
 How many bytes are live on each rank of a replayed schedule, by the rules of :mod:`overlap_sched.pipeline.job`.
 """
@@ -227,7 +226,7 @@ class PipelineClock:
     def step_us(self, orders: Orders) -> float:
         """Time a schedule, linear in items; infinite: its ranks wait for each other."""
         ranks, tokens = len(orders), len(self._tokens)
-        at, clock, beside, sending = [0] * ranks, [0.0] * ranks, [0.0] * ranks, [0.0] * ranks
+        at, clock, beside = [0] * ranks, [0.0] * ranks, [0.0] * ranks
         there, waiting, free = [-1.0] * tokens, [NONE] * tokens, [0.0] * len(self._streams)
         self.start_us, self.end_us = [0.0] * len(self.items), [0.0] * len(self.items)
         self.sent_us, self.maker, self.there_us = [0.0] * tokens, [NONE] * tokens, there
@@ -252,7 +251,7 @@ class PipelineClock:
                     ran.append(one)
                     if on_side[one]:
                         start_us[one] = start = max(now, beside[rank])
-                        end = beside[rank] = end_us[one] = max(start, sending[rank]) + time_us[one]
+                        end = beside[rank] = end_us[one] = start + time_us[one]
                     else:
                         start_us[one] = start
                         end = now = end_us[one] = start + time_us[one]
@@ -260,12 +259,10 @@ class PipelineClock:
                         begin = end
                         if stream >= 0:
                             begin = max(end, free[stream])
-                            if shared:
-                                if (more := min(us, beside[rank] - begin)) > 0.0:
-                                    self._delay(order[:k], begin, more)
-                                    beside[rank] += more
-                                    us += more
-                                sending[rank] = max(sending[rank], begin + us)
+                            if shared and (more := min(us, beside[rank] - begin)) > 0.0:
+                                self._delay(order[:k], begin, more)
+                                beside[rank] += more
+                                us += more
                             free[stream] = begin + us
                         sent_us[token], there[token], maker[token] = begin, begin + us, one
                         if waiting[token] >= 0:
@@ -278,12 +275,15 @@ class PipelineClock:
         return max(map(self.span_us, orders)) if self.post_validation else max([*clock, *beside, *free])
 
     def _delay(self, run: list[int], from_us: float, by_us: float) -> None:
-        """Delay gathers and reductions that end later than an instant."""
+        """Delay gathers and reductions that end later than an instant, each by what it has left until all is lost."""
+        lost_us = 0.0
         for one in run:
             if self._beside[one] and self.end_us[one] > from_us:
-                self.start_us[one] += by_us if self.start_us[one] > from_us else 0.0
-                self.end_us[one] += by_us
-                self.there_us[self._makes[one][0][0]] += by_us
+                left_us = self.end_us[one] - max(self.start_us[one], from_us)
+                self.start_us[one] += lost_us if self.start_us[one] > from_us else 0.0
+                lost_us = min(lost_us + left_us, by_us)
+                self.end_us[one] += lost_us
+                self.there_us[self._makes[one][0][0]] += lost_us
 
     def span_us(self, order: list[int]) -> float:
         """The time until all items of a rank have ended; where ranks do not wait for each other, from its first."""

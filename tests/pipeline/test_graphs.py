@@ -301,13 +301,13 @@ def test_a_rank_that_runs_one_graph_holds_its_peak() -> None:
             "stage[0]: object contains unknown field pair. It belongs elsewhere in the",
         ),
         (TWO + 'input_gradient = { time = "1us" }\nweight_gradient = { time = "1us" }', "makes halves of back"),
-        (HEAD + 'memory_limit = ["1GB"]\n' + STAGE, "memory_limit lists 1 sizes for 2 ranks"),
-        (HEAD + 'cluster = "dgx-h100"\nranks_per_node = 9\n' + STAGE, "a node of dgx-h100 has 8."),
-        (HEAD + STAGE + '[[links]]\nfrom = 0\nto = 2\nbandwidth = "1GB/s"', "from rank 0 to rank 2; ranks are 0 to 1."),
-        (HEAD + STAGE.replace("= 2", "= 333334"), "333334 stages and 4 micro-batches make 4,000,008 actions"),
+        (HEAD + 'memory_limit = ["1GB"]\n' + STAGE, "memory_limit lists 1 sizes: give one, or one per rank (2)"),
+        (HEAD + 'cluster = "dgx-h100"\nranks_per_node = 9\n' + STAGE, "dgx-h100 has 8."),
+        (HEAD + STAGE + '[[links]]\nfrom = 0\nto = 2\nbandwidth = "1GB/s"', "from rank 0 to 2; ranks are 0 to 1."),
+        (HEAD + STAGE.replace("= 2", "= 333334"), "4,000,008 actions, more than 1,000,000"),
         (HEAD + STAGE.replace("= 2", "= 1" + "0" * 5000), "an integer has more than 64 bits (at line 6)."),
         (HEAD + STAGE + 'recompute = "yes"', "stage[0].recompute: expected bool | object, got str."),
-        (HEAD + STAGE.replace('"1ms"', '"1e30s"'), "jobs: stage 0 has 1e+36: times, sizes and factors are 0 or more"),
+        (HEAD + STAGE.replace('"1ms"', '"1e30s"'), "jobs: stage 0 has 1e+36: times, sizes and factors are from 0 to"),
     ],
 )
 def test_what_is_refused(text: str, why: str) -> None:

@@ -155,7 +155,9 @@ def test_what_a_schedule_cannot_have() -> None:
             lay_out_named(uniform(ranks, micro_batches, stages_per_rank), BY_NAME[name])
         return str(caught.value)
 
-    assert refused("dualpipe", 3, 1).startswith("DualPipe has an even number of ranks, not 3: its two directions meet")
+    assert refused("dualpipe", 3, 1).startswith(
+        "DualPipe's two directions meet in the middle: give an even number of ranks, not 3"
+    )
     assert refused("dualpipe", 2, 1, 1) == "uniform: two directions need two micro-batches, not 1."
     assert refused("zbv", 4, 1) == ("uniform: 4 stages cannot be joined to 8, which 4 ranks need. Give 8 or more.")
     assert refused("interleaved:3", 2, 2).startswith("uniform: 4 stages cannot be joined to 6, which 2 ranks need.")

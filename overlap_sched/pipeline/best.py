@@ -234,7 +234,7 @@ def find_pipeline(
     made, placed, bound_us = best.made[0], best.clock.job, min(trial.bound_us for trial in trials)
     low_us = limited_bound_us(placed) if post_validation else best.bound_us
     plan = measure_schedule(placed, replace(made.schedule, name=FOUND), low_us, best.how.cut, best.how.recomputed)
-    any_cut_us = min(least_step_us(job, post_validation), bound_us)
+    any_cut_us = min(least_step_us(job), bound_us)
     return FoundPipeline(plan, bound_us, any_cut_us, str(best.layout), made.made_from, made.step_us)
 
 

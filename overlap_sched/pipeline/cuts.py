@@ -68,15 +68,15 @@ def unit_cuts(job: PipelineJob, layout: StageLayout) -> list[UnitCut]:
     return list(dict.fromkeys(UnitCut(cut, one.recomputed(cut)) for one in cutters if (cut := one.best()) is not None))
 
 
-def least_step_us(job: PipelineJob, post_validation: bool = False) -> float:
-    """No step is shorter with any cut, in microseconds: ranks that are never idle, and the way of one micro-batch.
+def least_step_us(job: PipelineJob) -> float:
+    """No step is shorter with any cut, nor the time of the longest rank from its first action to its last; microseconds.
 
-    With post-validation no rank waits for others: of the longest rank, ranks that are never idle.
+    Ranks that are never idle, or the way of one micro-batch, which begins and ends on the first stage's rank.
     """
     first = job.stages[job.routes[0].stages[0]]
     way_us = sum(stage.forward.time_us + stage.down_us for stage in job.stages) + first.whole_us - first.down_us
     all_us = job.micro_batches * sum(stage.forward.time_us + stage.whole_us for stage in job.stages)
-    return max(least_part(job) * all_us / job.ranks, 0.0 if post_validation else way_us)
+    return max(least_part(job) * all_us / job.ranks, way_us)
 
 
 class _Cutter:

@@ -16,17 +16,19 @@ from overlap_sched.cost import Collective
 from overlap_sched.cost.cluster import read_cluster
 from overlap_sched.cost.collectives import model_of
 from overlap_sched.errors import PipelineError
-from overlap_sched.pipeline.capacity import Question, estimate_us, even_cut, plan_capacity
+from overlap_sched.pipeline.capacity import Question, estimate_us, even_cut, plan_capacity, saves_too_much
 from overlap_sched.pipeline.compare import named, plan_pipeline
 from overlap_sched.pipeline.csv_file import schedule_csv
 from overlap_sched.pipeline.dimensions import LayerPrices, Layout, Mesh, Recompute, Sharding, read_model
 from overlap_sched.pipeline.graphs import JobGraphs
 from overlap_sched.pipeline.job import PipelineBlock
 from overlap_sched.pipeline.job_file import parse_job
+from overlap_sched.pipeline.named import lay_out_named
 from overlap_sched.problem import Group
 from overlap_sched.problem.file import write_problem
 from tests.pipeline.test_layers import graphs
 from tests.support.examples import Command
+from tests.support.pipelines import uniform
 
 TINY = {"hidden": 2048, "layers": 8, "heads": 16, "ffn": 5632, "vocabulary": 32000}
 
@@ -79,6 +81,8 @@ def test_stages_are_gathered_and_freed_where_torch_does(schedule: str) -> None:
         [row.split(",") for row in schedule_csv(one.job, one.schedule, one.replay, form).split()]
         for form in ("compute_only", "compute_comms")
     )
+    gathered = (sum(part.unshard.output_bytes for part in of.stages if part.unshard) for of in (job, one.job))
+    assert len({*gathered}) == 1
     for order, ours in zip(only, comms, strict=True):
         actions = _add_unshard_reshard([_Action.from_str(cell) for cell in order])
         theirs = list(map(str, _add_reduce_grad(actions, job.micro_batches)))
@@ -129,6 +133,8 @@ def test_a_stage_in_a_pipeline_is_gathered_and_reduced_whole(ep: int, experts: i
     )
     assert stage.unshard == PipelineBlock(gather_us + of.fused_us(2 * own + 3 * divided), 0, 2 * own)
     assert stage.reduce == PipelineBlock(reduce_us + of.fused_us(3 * own))
+    assert of.matmul_us(64, 8192, 8192) == prices(Mesh(dp=8)).matmul_us(64, 8192, 8192)  # adds up gradients
+    assert of.matmul_us(64, 8192, 8192)[2] > prices(Mesh(dp=8), "none", "fsdp").matmul_us(64, 8192, 8192)[2]
     assert (stage.static_bytes, stage.forward) == (4 * own + 16 * divided, PipelineBlock(10.0, 0, 2 * 2048 * 2048))
 
 
@@ -174,6 +180,13 @@ def test_bubble_of_1f1b_in_closed_form() -> None:
     job = ask(model=TINY | {"vocabulary": 16}).job(Layout(Mesh(pp=4, dp=2), 1, "none", "zero1"))
     planned = plan_pipeline(job, named("1f1b"), even_cut(job, named("1f1b")))
     assert planned.replay.bubble == pytest.approx(3 / (8 + 3), abs=0.02)
+
+
+def test_what_is_saved_has_to_fit() -> None:
+    """Of 1F1B, what as many micro-batches save on the first rank as there are ranks; what is transient comes later."""
+    placed, schedule = lay_out_named(uniform(3, 8, saved=10), named("1f1b"))
+    for most, too_much in ((29, True), (30, False)):
+        assert saves_too_much(replace(placed, memory_limit_bytes=(most, 20, 10)), schedule) is too_much
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved:2", "zb-h1", "zbv"])
@@ -234,7 +247,7 @@ def test_a_dump_in_pipelines_and_replicas(tmp_path: Path) -> None:
     meshes = [((pp, 8 // pp), again) for pp in (1, 2, 4) for again in ("none", "full")]
     assert [(one.mesh[:2], one.recompute) for one in question.layouts()] == meshes
     assert [one.mesh[:2] for one in ask_of_dump(tmp_path, DUMP.replace("gpus = 16", "gpus = 16\npp = [2]\ndp = [4]")
-            .replace('["none", "full"]', '["none"]')).layouts()] == [(2, 4)]  # fmt: skip
+            .replace('["none", "full"]', '["none", "selective"]')).layouts()] == [(2, 4)]  # fmt: skip
     text = "\n".join(["ranks = 2", "micro_batches = 2", "recompute = true", DUMP[DUMP.index("[model]") :]])
     text = re.sub(r"(?m)^(recompute = true|gpus = 2|global_batch = 3)$", "", text) + "recompute = true\n"
     read = JobGraphs(lambda source: graphs()[source.name != "forward.json"])
@@ -250,6 +263,7 @@ def test_a_dump_in_pipelines_and_replicas(tmp_path: Path) -> None:
             us = model_of(read_cluster("dgx-h100")).collective_us(work)
             assert (one.reduce and one.reduce.time_us) == pytest.approx(us)
             assert replace(one, reduce=None) == ways
+    assert all(one.reduce is None for one in question.job(layout, "dp").stages)
     best = plan_capacity(question)[0]
     assert best.tokens_per_s == pytest.approx(24 * 100 / 16 / best.planned.replay.step_us * 1e6)
     flops = sum(node.flops for problem in graphs() for node in problem.nodes) * 2 / 300

@@ -19,10 +19,11 @@ from overlap_sched.errors import PipelineError
 from overlap_sched.pipeline.action import BESIDE, Action, ActionKind, Item, Pair, PipelineSchedule, parts
 from overlap_sched.pipeline.compare import named
 from overlap_sched.pipeline.csv_file import with_transfers
+from overlap_sched.pipeline.cuts import least_step_us
 from overlap_sched.pipeline.job import PipelineBlock, PipelineJob, PipelineLink, PipelineStage
 from overlap_sched.pipeline.judge import limited_bound_us, pipeline_bound_us, violation
 from overlap_sched.pipeline.named import lay_out_named, one_f_one_b
-from overlap_sched.pipeline.replay import item_us, pipeline_peaks, replay_pipeline, transfer_us
+from overlap_sched.pipeline.replay import item_us, memory_curves, pipeline_peaks, replay_pipeline, transfer_us
 from tests.support.examples import examples
 from tests.support.pipeline_judge import Sending, measure_pipeline, transfer_violation
 from tests.support.pipelines import random_job, random_schedule, read_item, read_schedule, swapped, uniform
@@ -37,7 +38,7 @@ def test_the_judges_share_only_the_data() -> None:
                 assert node.module in {f"overlap_sched.pipeline.{name}" for name in ("action", "job", "judge")}
 
 
-@examples(40)
+@examples(120)
 @given(SEEDS)
 def test_replay_and_judge_agree(seed: int) -> None:
     rng = random.Random(seed)
@@ -74,7 +75,7 @@ def test_what_the_judge_lets_through_runs_and_what_it_refuses_does_not(seed: int
         assert re.search(" before | where its parameters are | never runs ", found)
 
 
-@examples(40)
+@examples(400)
 @given(SEEDS)
 def test_what_shares_links_takes_turns(seed: int) -> None:
     """What is sent later is at half its rate beside gathers and reductions, which lose as much."""
@@ -177,12 +178,15 @@ def test_turns_by_hand(size: int, send: tuple[float, float], gather: tuple[float
     """
     job = replace(uniform(2, 1, 2), shared_links=True, link=PipelineLink(0.0, 1e6))
     first = replace(job.stages[0], forward=PipelineBlock(1.0, 0, size), unshard=PipelineBlock(2.0))
-    third = PipelineStage(*[PipelineBlock(1.0, 0, 4)] * 2, unshard=PipelineBlock(10.0), reduce=PipelineBlock(5.0))
+    third = PipelineStage(
+        *[PipelineBlock(1.0, 0, 4)] * 2, unshard=PipelineBlock(10.0, 0, 999), reduce=PipelineBlock(5.0)
+    )
     job = replace(job, stages=(first, job.stages[1], third, job.stages[3]))
     replay = replay_pipeline(job, job.with_updates(read_schedule("0F0 2F0 2B0 0B0", "1F0 3F0 3B0 1B0")))
     runs = {str(run.item): run[1:] for run in replay.items[0]}
     sent = {str(one.action): one[3:] for one in replay.sent}
     assert (sent["0F0"], runs["2UNSHARD"]) == (send, gather)
+    assert dict(memory_curves(job, replay)[0])[2.0] == 999 + job.stages[0].saved_bytes
     begun = runs["2B0"][1]
     assert (sent["2B0"], runs["2REDUCE_GRAD"]) == ((begun, begun + 4), (begun, begun + 5))
 
@@ -279,6 +283,7 @@ def test_no_schedule_of_a_small_job_beats_the_bound() -> None:
         every, bound = all_of(job, own), pipeline_bound_us(job, own)
         best = min(us for us, _ in every)
         assert bound <= best + 1e-9
+        assert len(job.routes) > 1 or least_step_us(job) <= best + 1e-9
         reached += best <= bound + 1e-9
         for limits in {need for _, need in every}:
             best = min(us for us, need in every if all(a <= b for a, b in zip(need, limits, strict=True)))

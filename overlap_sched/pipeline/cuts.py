@@ -69,7 +69,7 @@ def unit_cuts(job: PipelineJob, layout: StageLayout) -> list[UnitCut]:
 
 
 def least_step_us(job: PipelineJob) -> float:
-    """No step is shorter with any cut, nor the time of the longest rank from its first action to its last; microseconds.
+    """No step is shorter with any cut, nor is the time of the longest rank from its first action to its last.
 
     Ranks that are never idle, or the way of one micro-batch, which begins and ends on the first stage's rank.
     """

@@ -20,7 +20,7 @@ from math import log10
 from rich.table import Table
 
 from overlap_sched import __version__
-from overlap_sched.pipeline.action import parts
+from overlap_sched.pipeline.action import GATHERS, parts
 from overlap_sched.pipeline.best import FOUND, OF_A_BOUND, FoundPipeline
 from overlap_sched.pipeline.capacity import CapacityPlan, Question
 from overlap_sched.pipeline.compare import PlannedPipeline, RankShortage
@@ -190,7 +190,8 @@ def _rank(one: PlannedPipeline, rank: int, curve: Curve, scale: float) -> str:
 
 
 def _boxes(run: RunItem, x: float, width: float, first: int) -> Iterator[str]:
-    actions, what = parts(run.item), list[str]()
+    what = list[str]()
+    actions = [one._replace(micro_batch=None) if one.kind in GATHERS else one for one in parts(run.item)]
     height = ROW // len(actions)
     for kind, stage, m in actions:
         what.append(f"{PIPELINE[kind.value][1]} of stage {stage}" + ("" if m is None else f", micro-batch {m}"))

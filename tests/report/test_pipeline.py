@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from overlap_sched.pipeline.compare import PlannedPipeline, named, plan_pipeline
+from overlap_sched.pipeline.job import PipelineBlock
 from overlap_sched.pipeline.replay import memory_curves, pipeline_peaks, replay_pipeline
 from overlap_sched.report import pipeline as pipeline_page
 from overlap_sched.report.colours import PIPELINE
@@ -41,6 +42,14 @@ def test_what_it_says(planned: list[PlannedPipeline]) -> None:
     assert "a&lt;b&gt;.toml" in page
     assert re.search(r"<tr><th>1f1b</th><td>300.0 us</td><td>20.0 %</td>.*?<td>4 B</td>.*?<td>yes</td></tr>", page)
     assert "<script" not in page
+
+
+def test_gathers_are_of_no_micro_batch() -> None:
+    job = uniform(2, 4)
+    job = replace(job, stages=tuple(replace(stage, unshard=PipelineBlock(3.0)) for stage in job.stages))
+    page = pipeline_page.pipeline_page("two", [plan_pipeline(job, named("1f1b"))], "")
+    assert page.count("<title>gather of parameters of stage 0, 0.0 us to 3.0 us</title>") == 1
+    assert page.count("<title>release of parameters of stage") == 2
 
 
 def test_what_does_not_fit_looks_so_and_the_verdict_is_of_what_fits(planned: list[PlannedPipeline]) -> None:

@@ -21,6 +21,9 @@ from overlap_sched.report.files import write_file
 from overlap_sched.report.units import printable
 from overlap_sched.scheduler.driver import schedule
 
+FIXED = "tp", "cp", "ep", "micro_batch", "sharding", "attention"
+"""What is given by a dump, and may not be asked for."""
+
 
 def run_capacity(command: CapacityCommand, tell: Tell) -> Printed:
     """Plan all layouts; what to print: JSON, or a table and what tells the best apart."""
@@ -43,6 +46,9 @@ def read_question(command: CapacityCommand, tell: Tell) -> tuple[Question, list[
     question = decode_toml(read_text(where, command.limits), Question, where, PipelineError)
     if isinstance(question.model, str) or "forward" not in question.model:
         return question, []
+    given = (one.name for one in structs.fields(Question) if getattr(question, one.name) != one.default)
+    if fixed := [name for name in given if name in FIXED]:
+        raise PipelineError(f"{where}: {fixed[0]} is what the dump of the model has. Leave it out.")
     dump = decode(question.model, DumpTable, f"{where}: model", PipelineError)
 
     def source(graph: str) -> GraphSource:

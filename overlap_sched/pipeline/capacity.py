@@ -232,7 +232,8 @@ def measure_layout(question: Question, layout: Layout, of: NamedSchedule) -> Cap
     """Return what a layout reaches, whether it fits or not, and where its time goes; raises as :func:`even_cut`."""
     job = question.job(layout)
     planned = plan_pipeline(job, of, even_cut(job, of))
-    jobs = {what: question.job(layout, what) for what in ("tp", "cp", "ep", "dp") if layout.mesh.along(what)[0] > 1}
+    names = ("dp",) if layout.sharding == "dump" else ("tp", "cp", "ep", "dp")
+    jobs = {what: question.job(layout, what) for what in names if layout.mesh.along(what)[0] > 1}
     if layout.recompute != "none":
         jobs["memory"] = question.job(layout._replace(recompute="none"))
     step_us, *others = (estimate_us(replace(one, memory_limit_bytes=None), of) for one in (job, *jobs.values()))

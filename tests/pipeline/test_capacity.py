@@ -276,7 +276,12 @@ def test_a_dump_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "DP8 of 2 GPUs, dump" in words
     assert "5 layers (by repeated operators): embedding, layer 1 | layer 2" in words
     assert (tmp_path / "best.csv").read_text().startswith("0F0")
-    for old, new, said in (("gpus = 2\n", "", "gpus"), ("optimizer", "best", "best"), ("= 16", "= 3", "of 0 l")):
+    for old, new, said in (
+        ("gpus = 2\n", "", "gpus"),
+        ("optimizer", "best", "best"),
+        ("= 16", "= 3", "of 0 l"),
+        ("gpus = 16", "gpus = 16\ntp = [2]", "tp is what"),
+    ):
         with pytest.raises(PipelineError, match=said):
             plan_capacity(ask_of_dump(tmp_path, DUMP.replace(old, new)))
 

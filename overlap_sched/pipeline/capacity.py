@@ -270,7 +270,7 @@ def estimate_us(job: PipelineJob, of: NamedSchedule, worst_us: float = inf) -> f
         whole = (replace(one, input_gradient=None, weight_gradient=None) for one in job.stages)
         job = replace(job, stages=tuple(whole))
     placed = of.layout.put(job, cut)
-    few = job.micro_batches if job.micro_batches <= 8 * ranks else 3 * ranks + job.micro_batches % ranks
+    few = min(job.micro_batches, max(4, 16 // ranks) * ranks + job.micro_batches % ranks)
     if pipeline_bound_us(placed) >= worst_us:
         return inf
 

@@ -4,10 +4,9 @@ A loop over the planner of pipelined jobs. Each layout makes a job of one stage 
 (:mod:`~overlap_sched.pipeline.dimensions`); schedules are laid out, judged and replayed as those of any job. Of each
 mesh and sharding the fastest micro-batch, recomputation and schedule count.
 
-Nothing is lost by pruning: a layout is left out where all that its ranks do, divided evenly, takes longer than the step
-of its mesh, or than those of as many meshes as are asked for, a schedule where its bound does, or where few
-micro-batches do not fit. Of many micro-batches some are replayed, as each round then takes as long as the one before;
-the layouts of the answer are replayed in full.
+Nothing is lost by pruning: a schedule of a layout is left out where its bound is longer than the step of its mesh, or
+than those of as many meshes as are asked for, or where few micro-batches do not fit. Of many micro-batches some are
+replayed, as each round then takes as long as the one before; the layouts of the answer are replayed in full.
 """
 
 from collections.abc import Callable, Iterator
@@ -263,8 +262,6 @@ def estimate_us(job: PipelineJob, of: NamedSchedule, worst_us: float = inf) -> f
     Raises:
         PipelineError: The job cannot have it.
     """
-    if least_step_us(job) >= worst_us:
-        return inf
     cut, ranks = even_cut(job, of), job.ranks
     if not of.halves:  # and so a tighter bound
         whole = (replace(one, input_gradient=None, weight_gradient=None) for one in job.stages)

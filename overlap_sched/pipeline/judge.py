@@ -25,19 +25,20 @@ F or D, or the gradient that D receives::
 
 In (d) an F begins with n <= K micro-batches in flight, when the D of the n-th before it has ended, h behind its F, and
 the W of that as many further back as there is room for what is kept. A rank has little to run before the first D of
-stage s begins::
+stage s begins, and after the last F of it::
 
-             head + h - D
-    rank    |......F F F F..........|D  what is not before
-             before: no more F than there is room for
+             head + h - D                                                      h + tail
+    rank    |......F F F F..........|D  what is not before and not behind |F ...............D ...|
+             before: no more F than there is room for                      behind: D and W of what is live
 
-    step >= (e) per stage: head(s) + h - D + F and T of all that is not before
+    step >= (e) head(s) + h - D + F and T of all that is not before
+            (f) where micro-batches are more than K: head(s) + h - D + all that is neither + h + tail(s)
 
-The most that there is room for is that of the best mix of micro-batches, each as far as it may be.
+The most that there is room for, before and behind, is that of the best mix of micro-batches, each as far as it may be.
 """
 
 from collections.abc import Iterator, Sequence, Set
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, combinations, pairwise
 from math import gcd, inf
 from typing import NamedTuple, TypeAlias
 
@@ -67,8 +68,7 @@ def violation(job: PipelineJob, schedule: PipelineSchedule) -> str | None:
         return f"there are orders for {len(schedule.orders)} ranks; the job has {job.ranks}"
     wanted, done, at, moved = list(_wanted(job)), set[Action](), [0] * job.ranks, True
     known = {action for ways in wanted for way in ways for action in way}
-    divided = frozenset(s for s, stage in enumerate(job.stages) if stage.unshard is not None)
-    missing = divided
+    divided = missing = frozenset(s for s, stage in enumerate(job.stages) if stage.unshard is not None)
     while moved:
         moved = False
         for rank, order in enumerate(schedule.orders):
@@ -223,20 +223,31 @@ def _least_us(job: PipelineJob, s: int, stages: Sequence[int], counted: str) -> 
 
 
 def _filled_us(job: PipelineJob, ways: dict[int, _StageWays], rank: int, room: int) -> Iterator[float]:
-    """Yield (e) of each stage of a rank."""
+    """Yield (e) and (f) of each stage of a rank."""
     for route in job.routes:
         own, count = [s for s in route.stages if job.rank_of[s] == rank], len(route.micro_batches)
         stages = [job.stages[s] for s in own]
         held = list(accumulate((one.saved_bytes for one in stages), initial=0))
         ahead = list(accumulate((one.forward.time_us for one in stages), initial=0.0))
         back = list(accumulate((one.whole_us for one in stages), initial=0.0))
+        waits = [(one.kept_bytes, max(one.whole_us - one.backs[-1].time_us, 0.0)) for one in stages]
         all_us = sum(_least_us(job, s, job.stages_of[rank], "whole_us") for s in own)
         for k, s in enumerate(own, 1):
-            inner_us, free = ahead[-1] - ahead[k] + back[-1] - back[k], room - _beside_bytes(job, s)
+            way, inner_us, free = ways[s], ahead[-1] - ahead[k] + back[-1] - back[k], room - _beside_bytes(job, s)
             most = min(count, free // held[k]) if held[k] else count
             ways_up = list(zip(held[:k], ahead[:k], strict=True))
             before_us = _most_us(ways_up, (held[k], ahead[k] + inner_us), free, count, most)
-            yield ways[s].head_us + ways[s].held_us - job.stages[s].down_us + all_us - before_us
+            begins_us = way.head_us + way.held_us - job.stages[s].down_us + all_us - before_us
+            yield begins_us
+            if count > most:
+                ways_left = [
+                    (held[j] + sum(size for size, _ in some), back[j] + sum(us for _, us in some))
+                    for j in range(k)
+                    for some in chain.from_iterable(combinations(waits[j:], n) for n in range(len(own) - j + 1))
+                ]
+                left_us = _most_us(ways_left, (held[k], back[k] + inner_us), room - held[k], count - 1, most - 1)
+                behind_us = ahead[-1] + back[-1] - ahead[k - 1] + left_us  # from the start of the last F of s on
+                yield max(begins_us - behind_us, begins_us - all_us + before_us) + way.held_us + way.tail_us
 
 
 def _most_us(ways: Sequence[_Held], full: _Held, room: int, count: int, most: int) -> float:

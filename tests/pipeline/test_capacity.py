@@ -85,7 +85,8 @@ def test_stages_are_gathered_and_freed_where_torch_does(schedule: str) -> None:
     assert len({*gathered}) == 1
     for order, ours in zip(only, comms, strict=True):
         actions = _add_unshard_reshard([_Action.from_str(cell) for cell in order])
-        theirs = list(map(str, _add_reduce_grad(actions, job.micro_batches)))
+        with_waits = map(str, _add_reduce_grad(actions, job.micro_batches))  # from 2.15 on
+        theirs = [cell for cell in with_waits if "WAIT" not in cell]
         assert [cell for cell in ours if "SEND" not in cell and "RECV" not in cell] == theirs
         assert theirs.count("0UNSHARD") == (0 if "0F0" not in order else 1 if one.job.rank_of.count(0) < 4 else 4)
 

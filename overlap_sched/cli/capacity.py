@@ -22,7 +22,7 @@ from overlap_sched.report.units import printable
 from overlap_sched.scheduler.driver import schedule
 
 FIXED = "tp", "cp", "ep", "micro_batch", "sharding", "attention"
-"""What is given by a dump, and may not be asked for."""
+"""Keys that do not go with a dump, whose graphs fix them."""
 
 
 def run_capacity(command: CapacityCommand, tell: Tell) -> Printed:
@@ -46,9 +46,9 @@ def read_question(command: CapacityCommand, tell: Tell) -> tuple[Question, list[
     question = decode_toml(read_text(where, command.limits), Question, where, PipelineError)
     if isinstance(question.model, str) or "forward" not in question.model:
         return question, []
-    given = (one.name for one in structs.fields(Question) if getattr(question, one.name) != one.default)
-    if fixed := [name for name in given if name in FIXED]:
-        raise PipelineError(f"{where}: {fixed[0]} is what the dump of the model has. Leave it out.")
+    for one in structs.fields(Question):
+        if one.name in FIXED and getattr(question, one.name) != one.default:
+            raise PipelineError(f"{where}: {one.name} is fixed by the dump of the model. Leave it out.")
     dump = decode(question.model, DumpTable, f"{where}: model", PipelineError)
 
     def source(graph: str) -> GraphSource:

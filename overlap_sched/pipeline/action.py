@@ -110,16 +110,14 @@ MAX_ACTIVE_STAGES = 3
 """So many stages of a rank are gathered at once, as torch has it."""
 
 
-def with_gathers(order: Sequence[Item], divided: Collection[int]) -> Iterator[Item]:
-    """Yield each item of a rank, behind what frees and what gathers parameters, so that the next stages have theirs.
-
-    Of stages whose parameters are divided.
+def with_gathers(order: Sequence[Item], sharded: Collection[int]) -> Iterator[Item]:
+    """Yield each item of a rank, and what gathers and frees parameters of sharded stages, so that the next have theirs.
 
     Source: torch's ``_add_unshard_reshard`` (``torch/distributed/pipelining/schedules.py``).
     """
     coming, wanted = list[int](), list[list[int]]()
     for item in reversed(order):
-        own = [action.stage for action in parts(item) if action.stage in divided]
+        own = [action.stage for action in parts(item) if action.stage in sharded]
         coming = list(dict.fromkeys([*own, *coming]))
         wanted.append(coming[:MAX_ACTIVE_STAGES])
     gathered, counts = list[int](), Counter[int]()
@@ -134,12 +132,8 @@ def with_gathers(order: Sequence[Item], divided: Collection[int]) -> Iterator[It
         yield from order[k : k + 1]
 
 
-def with_last_gradients(order: Sequence[Item], divided: Collection[int] = ()) -> Iterator[tuple[Item, list[int]]]:
-    """Yield each item of a rank with the stages whose last gradient of weights it makes.
-
-    ``divided``: stages whose parameters are to be gathered and freed on the way, as of :func:`with_gathers`.
-    """
-    order = [*with_gathers(order, divided)]
+def last_gradients(order: Sequence[Item]) -> Iterator[tuple[Item, list[int]]]:
+    """Yield each item of a rank with the stages whose last gradient of weights it makes."""
     left = Counter(action.stage for item in order for action in parts(item) if action.kind in OF_WEIGHTS)
     for item in order:
         stages = [action.stage for action in parts(item) if action.kind in OF_WEIGHTS]

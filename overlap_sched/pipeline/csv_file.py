@@ -13,8 +13,7 @@ from math import inf
 from typing import Literal
 
 from overlap_sched.errors import PipelineError
-from overlap_sched.pipeline import action as actions
-from overlap_sched.pipeline.action import SENDS, UPDATES, Action, Item, PipelineSchedule, parts, with_last_gradients
+from overlap_sched.pipeline.action import GATHERS, SENDS, UPDATES, Action, Item, PipelineSchedule, last_gradients, parts
 from overlap_sched.pipeline.job import PipelineJob
 from overlap_sched.pipeline.replay import PipelineReplay
 
@@ -63,7 +62,7 @@ def schedule_csv(job: PipelineJob, schedule: PipelineSchedule, replay: PipelineR
             f"{job.name}: torch's schedules go one way, by stages 0, 1, 2, ... Choose another schedule."
         )
     plain, waits = form == "compute_only", form == "compute_comms_waits"
-    left_out = (*UPDATES, *actions.GATHERS) if plain else UPDATES
+    left_out = (*UPDATES, *GATHERS) if plain else UPDATES
     orders = (schedule if plain else with_transfers(job, schedule, replay)).orders
     kept = [[item for item in order if parts(item)[0].kind not in left_out] for order in orders]
     rows = [list(map(str, order)) if plain else _cells(order, replay, waits) for order in kept]
@@ -81,7 +80,7 @@ def _cells(order: Sequence[Item], replay: PipelineReplay, waits: bool) -> list[s
     cells: list[str] = []
     sending: list[tuple[float, str]] = []
     reducing, deferred = list[str](), list[int]()  # waited for later; begun when what has been made is sent
-    for item, done in (*with_last_gradients(order), (None, [])):
+    for item, done in (*last_gradients(order), (None, [])):
         sends = isinstance(item, Action) and item.kind in SENDS
         for stage in [] if sends else deferred:
             cells += [*reducing, f"{stage}REDUCE_GRAD"]

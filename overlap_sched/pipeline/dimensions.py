@@ -174,7 +174,9 @@ def read_model(given: str | dict[str, Any], where: str) -> ModelDimensions:
     model = decode(shipped[given] if isinstance(given, str) else given, ModelDimensions, where, PipelineError)
     whole = model.heads % model.kv == 0 and (model.head or model.hidden % model.heads == 0)
     if not whole or bool(model.experts) != bool(model.top_k) or model.top_k > model.experts:
-        raise PipelineError(f"{where}: heads divide hidden (or give head), kv_heads heads; top_k is at most experts.")
+        raise PipelineError(
+            f"{where}: heads divide hidden (or give head), kv_heads divide heads, and top_k is at most experts."
+        )
     return model
 
 
@@ -250,7 +252,7 @@ class LayerPrices:
 
     @property
     def gathers(self) -> Literal["step", "stage", "layer"]:
-        """For what parameters are gathered at once."""
+        """The parameters that are gathered at once: those of a whole step, of a stage, or of a layer."""
         return "step" if self.layout.sharding == "zero1" else "stage" if self.layout.mesh.pp > 1 else "layer"
 
     @property
@@ -260,9 +262,9 @@ class LayerPrices:
 
     def collective_us(self, op: str, nbytes: float, among: str) -> float:
         """Microseconds of a collective; 0 in a group of one, of no bytes, or of the dimension that is free."""
-        return (
-            0.0 if among == self.free else MeshPrices(self.cluster, self.layout.mesh).collective_us(op, nbytes, among)
-        )
+        if among == self.free:
+            return 0.0
+        return MeshPrices(self.cluster, self.layout.mesh).collective_us(op, nbytes, among)
 
     def kernel_us(self, op: str, flops: float, size: float, shape: Shape = NO_SHAPE, kind: Kind | None = None) -> float:
         """Microseconds of a kernel that reads and writes so many elements of 2 bytes."""

@@ -8,7 +8,7 @@ Memory of a rank, in bytes; what is written ``[a, b)`` is live from the instant 
     kept              [end of I, end of W): what I leaves for W
     sent              [end of F, I or B, end of the transfer) on the rank that sends
     received          [start of the transfer, start of the action that needs it) on the rank that receives
-    gathered          [start of UNSHARD, RESHARD): parameters of a stage, where they are divided
+    gathered          [start of UNSHARD, RESHARD): parameters of a sharded stage
 
 Between stages of one rank nothing is sent: an output is live, as what is sent, until the action that needs it starts,
 and belongs to that action from then on. What an action without duration holds is live at its instant; a buffer that is
@@ -28,7 +28,7 @@ from functools import cached_property
 from itertools import chain, pairwise
 
 from overlap_sched.errors import PipelineError
-from overlap_sched.pipeline.action import BACKWARDS, Action, ActionKind, PipelineSchedule, with_last_gradients
+from overlap_sched.pipeline.action import BACKWARDS, Action, ActionKind, PipelineSchedule, last_gradients, with_gathers
 from overlap_sched.problem import MAX_TOTAL_BYTES
 from overlap_sched.problem.sizes import show_number
 
@@ -75,8 +75,8 @@ class PipelineStage:
         kept_bytes: What the input gradient leaves for the weight gradient.
         static_bytes: Parameters, gradients and states of the optimizer.
         reduce, step: Of gradients across replicas, and of the optimizer; once, after the last micro-batch.
-        unshard: Gathers its parameters, its output, from the replicas that they are divided over; ``None``: they are
-            there. All that the stage computes is behind it, and in front of what frees them.
+        unshard: Gathers its parameters, its output, from the replicas that they are sharded over; ``None``: they are
+            not sharded. All that the stage computes is behind it, and in front of what frees them.
         recomputed: The same stage where it runs forward again in its backward; ``None``: it cannot.
     """
 
@@ -99,7 +99,7 @@ class PipelineStage:
 
     @property
     def reshard(self) -> PipelineBlock | None:
-        """Takes no time, where its parameters are gathered."""
+        """Frees its parameters, in no time; ``None``: they are not sharded."""
         return None if self.unshard is None else PipelineBlock(0.0)
 
     @property
@@ -270,15 +270,15 @@ class PipelineJob:
     def with_updates(self, schedule: PipelineSchedule) -> PipelineSchedule:
         """The schedule with a reduction behind each stage's last gradient of its weights, and the steps at the end.
 
-        Of stages that have them; with parameters gathered and freed where those of some stages are divided. Reductions
-        are where torch's ``_add_reduce_grad`` puts them.
+        Of stages that have them; parameters of sharded stages are gathered and freed on the way. Reductions are where
+        torch's ``_add_reduce_grad`` puts them.
         """
-        divided = {s for s, stage in enumerate(self.stages) if stage.unshard is not None}
+        sharded = {s for s, stage in enumerate(self.stages) if stage.unshard is not None}
         orders = []
         for stages, order in zip(self.stages_of, schedule.orders, strict=True):
             runs = (
                 (item, *(Action(ActionKind.REDUCE, s) for s in done if self.stages[s].reduce is not None))
-                for item, done in with_last_gradients(order, divided)
+                for item, done in last_gradients([*with_gathers(order, sharded)])
             )
             steps = (Action(ActionKind.STEP, s) for s in stages if self.stages[s].step is not None)
             orders.append((*chain.from_iterable(runs), *steps))

@@ -59,16 +59,15 @@ def violation(job: PipelineJob, schedule: PipelineSchedule) -> str | None:
     """The first rule that a schedule without sends and receives breaks, or ``None`` if it can run.
 
     Every action once, on the rank of its stage: F and either B or both I and W per stage and micro-batch, one reduction
-    and one step of stages that have them, behind all their gradients. F before B and I, I before W. What a stage whose
-    parameters are divided computes stands between an UNSHARD and a RESHARD; UNSHARD and RESHARD take turns. No ring of
-    ranks that wait for each other, where outputs are sent as soon as they are made and nobody waits to send: all items
-    are run, without a clock.
+    and one step of stages that have them, behind all their gradients. F before B and I, I before W. What a sharded
+    stage computes stands between an UNSHARD and a RESHARD, which alternate. No ring of ranks that wait for each other,
+    where outputs are sent as soon as they are made and nobody waits to send: all items are run, without a clock.
     """
     if len(schedule.orders) != job.ranks:
         return f"there are orders for {len(schedule.orders)} ranks; the job has {job.ranks}"
     wanted, done, at, moved = list(_wanted(job)), set[Action](), [0] * job.ranks, True
     known = {action for ways in wanted for way in ways for action in way}
-    divided = missing = frozenset(s for s, stage in enumerate(job.stages) if stage.unshard is not None)
+    sharded = missing = frozenset(s for s, stage in enumerate(job.stages) if stage.unshard is not None)
     while moved:
         moved = False
         for rank, order in enumerate(schedule.orders):
@@ -76,7 +75,7 @@ def violation(job: PipelineJob, schedule: PipelineSchedule) -> str | None:
                 if isinstance(item, Pair) and [one.kind for one in item] != [ActionKind.FORWARD, ActionKind.BACKWARD]:
                     return f"rank {rank} runs {item} together; a pair is a forward and a whole backward"
                 for action in parts(item):
-                    if action not in known and (action.kind not in GATHERS or action.stage not in divided):
+                    if action not in known and (action.kind not in GATHERS or action.stage not in sharded):
                         return f"rank {rank} runs {action}; the job has no such action"
                     for wrong in _broken_rules(job, rank, action, done, missing):
                         return f"rank {rank} runs {wrong}"
@@ -93,7 +92,7 @@ def violation(job: PipelineJob, schedule: PipelineSchedule) -> str | None:
             return f"{' or '.join(' and '.join(map(str, way)) for way in ways)} never runs"
         if sum(not done.isdisjoint(way) for way in ways) > 1:
             return f"{' and '.join(str(action) for way in ways for action in way if action in done)} all run"
-    return f"{min(divided - missing)}RESHARD never runs" if divided - missing else None
+    return f"{min(sharded - missing)}RESHARD never runs" if sharded - missing else None
 
 
 def _wanted(job: PipelineJob) -> Iterator[list[tuple[Action, ...]]]:
@@ -121,9 +120,7 @@ def _broken_rules(job: PipelineJob, rank: int, action: Action, done: Set[Action]
     if kind in _RUNS_BEFORE and (earlier := Action(_RUNS_BEFORE[kind], stage, m)) not in done:
         yield f"{action} before {earlier}"
     late = () if kind in GATHERS else UPDATES if m is not None else UPDATES[1:]
-    yield from (
-        f"{update} before {action}" for of in late if (update := Action(of, stage)) in done and update != action
-    )
+    yield from (f"{update} before {action}" for of in late if (update := Action(of, stage)) in done)
 
 
 def _has_input(job: PipelineJob, action: Action, done: Set[Action]) -> bool:

@@ -309,7 +309,8 @@ def capacity_table(question: Question, found: Sequence[CapacityPlan]) -> Table:
     for one in found:
         (pp, dp, cp, tp, ep), micro_batch, recompute, sharding = one.layout
         mesh = f"PP{pp} TP{tp} DP{dp}" + f" CP{cp}" * (cp > 1) + f" EP{ep}" * (ep > 1)
-        mesh = f"PP{pp} DP{dp} of {tp} GPUs" if sharding == "dump" else mesh
+        if sharding == "dump":
+            mesh = f"PP{pp} DP{dp} of {tp} GPUs"
         ways = [f"{one.planned.name}, {one.planned.job.micro_batches} x {micro_batch}", recompute]
         reached = [f"{one.tokens_per_s:,.0f}", f"{one.mfu:.1%}", size(one.peak_bytes), f"{one.losses['bubble']:.1%}"]
         binds = one.binds + (f" {one.losses[one.binds]:.1%}" if one.binds in one.losses else "")

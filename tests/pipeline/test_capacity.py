@@ -281,7 +281,7 @@ def test_a_dump_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtur
         ("gpus = 2\n", "", "gpus"),
         ("optimizer", "best", "best"),
         ("= 16", "= 3", "of 0 l"),
-        ("gpus = 16", "gpus = 16\ntp = [2]", "tp is what"),
+        ("gpus = 16", "gpus = 16\ntp = [2]", "tp is fixed by the dump"),
     ):
         with pytest.raises(PipelineError, match=said):
             plan_capacity(ask_of_dump(tmp_path, DUMP.replace(old, new)))
